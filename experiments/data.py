@@ -95,8 +95,8 @@ def main(files):
             load_tokenizer(_TOKENIZER.value), _PROMPT.value, _SYSTEM.value
         )
 
-        def encode(question):
-            return encode_prompt(question + _INSTRUCTION.value)
+        def encode(question, system=""):
+            return encode_prompt(question + _INSTRUCTION.value, system)
 
     report = data_report.DataReport(fields, of_evaluation, _KEEP.value, encode, _LIMIT.value)
     if _WRITE_HELD_OUT.value and not (_WRITE.value and _HOLD_OUT.value):

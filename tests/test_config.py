@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from lab.comparison.runs import Variant
-from rl_speed.config import Config, methods, presets
+from rl_speed.config import Config, flatten, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
@@ -27,6 +27,8 @@ from rl_speed.sft.config import SFTConfig
         ),
         ("rule.n_init", 1, "can accept no prompt"),
         ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
+        ("sampler.temperature", 1e-3, "config.sampler.temperature must be 0.01 or more"),
+        ("sampler.temperature", -1.0, "config.sampler.temperature must be 0.01 or more"),
         ("sampler.top_p", 0.9, "cut the distribution that training samples from"),
         ("driver.buffer_groups", 4, "config.driver.buffer_groups"),
         ("training.minibatches", 5, "config.training.minibatches .5. must divide the 384 samples"),
@@ -53,6 +55,53 @@ def test_impossible_settings_name_the_field(path, value, message):
         config.validate()
 
 
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_no_field_takes_a_number_that_is_not_finite(value):
+    for made in (Config, SFTConfig):
+        floats = [k for k, v in flatten(dataclasses.asdict(made())).items() if type(v) is float]
+        assert floats
+        for name in floats:
+            config = made()
+            section, leaf = name.split(".")
+            setattr(getattr(config, section), leaf, value)
+            with pytest.raises(ValueError, match=f"config.{name} must be a finite number, got"):
+                config.validate()
+
+
+def test_the_numbers_of_a_loss_are_finite():
+    config = Config()
+    config.objective.loss_settings = "tau=inf"
+    with pytest.raises(ValueError, match="'tau=inf' must be a finite number"):
+        config.objective.loss_numbers()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("train", "rows.jsonl"),
+        ("eval", "aime=aime.jsonl"),
+        ("hold_out", 4),
+        ("decontaminate", "aime.jsonl"),
+        ("unique", False),
+        ("keep", "integer"),
+        ("question_field", "q"),
+        ("eval_question_field", "q"),
+        ("answer_field", "a"),
+        ("solution_field", "s"),
+        ("on_bad_row", "skip"),
+    ],
+)
+@pytest.mark.parametrize("task", ["chain", "scratchpad"])
+def test_a_task_that_makes_its_questions_refuses_what_is_of_files(task, name, value):
+    config = presets.embedded("speed_rloo")
+    config.data.task = config.model.path = task
+    if task == "chain":
+        config.model.path = "embedded"
+    setattr(config.data, name, value)
+    with pytest.raises(ValueError, match=rf"config.data.{name}=.*config.data.task='{task}'"):
+        config.validate()
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_that_make_no_key_of_their_own_are_refused(seed):
     message = rf"config.seed must be 0 or more, and less than 2\*\*32; got {seed}"
@@ -67,6 +116,9 @@ def test_seeds_that_make_no_key_of_their_own_are_refused(seed):
     "settings, cause",
     [
         ({"evaluation.temperature": 0.0}, "config.evaluation.temperature=0"),
+        ({"evaluation.temperature": 1e-6}, "config.evaluation.temperature=1e-06"),
+        ({"evaluation.temperature": 0.009}, "config.evaluation.temperature=0.009"),
+        ({"evaluation.top_p": 0.009}, "config.evaluation.top_p=0.009"),
         ({"sampler.top_k": 1}, "config.sampler.top_k=1"),
         ({"evaluation.top_p": 1e-7}, "config.evaluation.top_p=1e-07"),
     ],
@@ -95,6 +147,8 @@ def test_a_sampler_that_keeps_two_tokens_may_draw_several():
     config.evaluation.samples = 8
     config.sampler.top_k = 2
     config.evaluation.top_p = 0.01
+    check_evaluation(config)
+    config.evaluation.temperature = 0.01
     check_evaluation(config)
 
 

@@ -29,7 +29,7 @@ class DataReport:
 
     Args:
       fields: where a row has its question, answer, solution. of_evaluation: likewise, of evaluation
-        files. keep: as config.data.keep. encode: question -> token ids, or None. limit: of a
+        files. keep: as config.data.keep. encode: as of `Row.encoded`, or None. limit: of a
         prompt, in tokens.
     """
 
@@ -117,7 +117,7 @@ class DataReport:
             source, "skip", self._fields, self._keep, of_evaluation=self._of_evaluation, **settings
         )
         if self._encode:
-            rows = [row for row in rows if len(self._encode(row.question)) <= self._limit]
+            rows = [row for row in rows if len(row.encoded(self._encode)) <= self._limit]
         write_rows(Path(target), rows)
         if held_out_target is not None:
             write_rows(Path(held_out_target), held)

@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
 # Aggregations that divide by tokens of rows.
 OVER_LENGTHS = ("token_mean", "seq_mean_token_mean")
+# Fields of `data` that say what is read of files, and how.
+OF_FILES = (
+    "train",
+    "eval",
+    "hold_out",
+    "decontaminate",
+    "unique",
+    "keep",
+    "question_field",
+    "eval_question_field",
+    "answer_field",
+    "solution_field",
+    "on_bad_row",
+)
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
@@ -47,6 +61,15 @@ def check(c: "Config") -> None:
         raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
     _check_files(c)
     _check_order(c)
+    _require(
+        c,
+        (
+            "sampler.temperature",
+            c.sampler.temperature == 0 or c.sampler.temperature >= _LEAST_TEMPERATURE,
+            f"{_LEAST_TEMPERATURE:g} or more: below, the samples of a group are all alike, and "
+            "nothing is learned from them",
+        ),
+    )
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
             "config.sampler.top_k, top_p and temperature=0 cut the distribution that training "
@@ -133,29 +156,35 @@ def _check_generation_mesh(c: "Config") -> None:
         )
 
 
-# A top-p up to this keeps one token: it is below one over the largest vocabulary.
-_GREEDY_TOP_P = 1e-6
+# Below these, decoding is as good as greedy. A temperature of 0.01 makes a gap of 0.1 between two
+# logits one of 10: the second token is drawn once in 20,000 times. A nucleus of less than 0.01 is
+# the first token alone wherever that has a probability of 0.01.
+_LEAST_TEMPERATURE = 0.01
+_LEAST_TOP_P = 0.01
 
 
 def require_distinct_draws(
     field: str, samples: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0
 ) -> None:
-    """Raises ValueError if several samples of a prompt would all be the same.
+    """Raises ValueError where a question gets several samples that are all, or nearly all, the
+    same.
 
     Args:
       field: the setting that asks for several samples.
     """
     greedy = {
-        f"config.evaluation.temperature={temperature:g}": temperature == 0,
+        f"config.evaluation.temperature={temperature:g}": temperature < _LEAST_TEMPERATURE,
         f"config.sampler.top_k={top_k}": top_k == 1,
-        f"config.evaluation.top_p={top_p:g}": top_p <= _GREEDY_TOP_P,
+        f"config.evaluation.top_p={top_p:g}": top_p < _LEAST_TOP_P,
     }
     causes = [name for name, keeps_one in greedy.items() if keeps_one]
     if samples > 1 and causes:
         raise ValueError(
             f"config.{field} asks for {samples} samples of a question, and with {causes[0]} "
-            "decoding is greedy: all of them would be the same response, and pass@k and intervals "
-            "would count it as if drawn anew. Ask for 1 sample, or raise the temperature"
+            "decoding is greedy, or as good as greedy: all of them would be the same response, and "
+            "pass@k and intervals would count it as if drawn anew. Ask for 1 sample, or decode "
+            f"with a temperature of {_LEAST_TEMPERATURE:g} or more, a top_p of {_LEAST_TOP_P:g} or "
+            "more and a top_k other than 1"
         )
 
 
@@ -278,19 +307,11 @@ def _check_files(c: "Config") -> None:
                 f"config.model.path={c.model.path!r} reads the {policy.name} task's vocabulary, "
                 f"not that of config.data.task={d.task!r}"
             )
-        for name in (
-            "hold_out",
-            "decontaminate",
-            "keep",
-            "question_field",
-            "eval_question_field",
-            "answer_field",
-            "solution_field",
-        ):
-            if getattr(d, name):
+        for name in OF_FILES:
+            if (value := getattr(d, name)) != getattr(type(d)(), name):
                 raise ValueError(
-                    f"config.data.{name} is for config.data.task='jsonl': the {d.task} "
-                    "task makes its questions"
+                    f"config.data.{name}={value!r} is for config.data.task='jsonl': the "
+                    f"{d.task} task makes its questions (config.data.task={d.task!r})"
                 )
     files = [one.file for one in d.held_out_files()]
     if HELD_OUT_OF_TRAIN in files and not d.hold_out:
@@ -423,7 +444,7 @@ def _check_rewards(c: "Config") -> None:
     _check_functions(r)
     _require(
         c,
-        ("reward.accuracy_weight", 0 < r.accuracy_weight < math.inf, "positive"),
+        ("reward.accuracy_weight", r.accuracy_weight > 0, "positive"),
         *(
             (name, c.get(name) >= 0, "0 (off) or more")
             for name in (
@@ -671,9 +692,9 @@ def _check_in_loop(c: "Config", shards: int) -> None:
 
 
 def check_types(c: Any) -> None:
-    """Checks any configuration for unknown fields (a dataclass takes them silently), wrong types,
-    and paths that are not of this machine's file systems.
-    """
+    """Of any configuration: fields that a file in configs/ invented (a dataclass takes them
+    silently) or gave another type, numbers that are not finite, and paths that are of no file
+    system here."""
     for path, section in [
         ("", c),
         *(
@@ -697,5 +718,7 @@ def check_types(c: Any) -> None:
                 setattr(section, name, float(value))
             elif kind in (bool, int, float, str) and type(value) is not kind:
                 raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
+            if kind is float and not math.isfinite(value):
+                raise ValueError(f"config.{path}{name} must be a finite number, got {value!r}")
             if kind is str:
                 check_path(f"config.{path}{name}", value)

@@ -6,29 +6,44 @@ import re
 from collections.abc import Iterator, Sequence
 
 CHECKPOINTS = "checkpoints.dir"
-# Fields that hold text for a policy, not paths.
+# What holds no path: text that is written for a policy to read, and functions (module:function).
 _TEXTS = ("prompt", "system", "instruction", "think_open", "think_close", "ask")
-# A path may begin at the start, after NAME=, and after a comma. One letter before a colon is a
-# Windows drive.
-_URL = re.compile(r"(?:^|[,=])\s*([A-Za-z][A-Za-z0-9+.-]+):/")
-_HOME = re.compile(r"(?:^|[,=])\s*~")
+_FUNCTIONS = ("verifier", "extra", "advantage", "loss", "name")
+# Where a path may begin: at the start, behind NAME=, and behind a comma. One letter before a colon
+# is a drive of Windows.
+_BEGIN = r"(?:^|[,=])\s*"
+_URL = re.compile(_BEGIN + r"([A-Za-z][A-Za-z0-9+.-]+):/")
+# Schemes of stores, which are also told without a slash. NAME:SAMPLES= is a set of questions.
+_STORE = re.compile(
+    _BEGIN + r"(gs|gcs|s3[an]?|(?:web)?hdfs|viewfs|abfss?|wasbs?|az|adl|oss|cos|dbfs|file|https?"
+    r"|s?ftp):(?!\d+\s*=)",
+    re.IGNORECASE,
+)
+_HOME = re.compile(_BEGIN + "~")
+_VARIABLE = re.compile(r"(?:^|[,=/])\s*(\$(?:\w+|[{(][^/]*))")
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+/+[^/\s]\S*")
 
 
 def check_path(name: str, value: str) -> None:
-    """Raises ValueError if a value of a setting or a flag is or contains a URL, or a path that
-    begins with ~: it would create a folder of that name.
+    """Raises ValueError where the value of a setting or a flag is, or has among others, a URL, a
+    path that begins with ~, or a variable of the shell; or where it begins or ends with a blank.
+    Any of them would become a folder of that name.
 
     Args:
       name: as the user writes it: "config.data.train", "--workdir".
     """
-    if name.lstrip("-").rpartition(".")[2] in _TEXTS:
+    if name.lstrip("-").rpartition(".")[2] in (*_TEXTS, *_FUNCTIONS):
         return
+    if value != value.strip():
+        raise ValueError(
+            f"{name}={value!r} "
+            + ("begins or ends with a blank: leave it out" if value.strip() else "is blank")
+        )
     if name.endswith(CHECKPOINTS) and value.startswith("gs:"):
         if not _BUCKET.fullmatch(value):
             raise ValueError(f"{name} must read gs://BUCKET/FOLDER; got {value!r}")
         return
-    if found := _URL.search(value):
+    if found := _URL.search(value) or _STORE.search(value):
         scheme = found[1]
         advice = (
             f"write the path without {scheme}://"
@@ -43,6 +58,11 @@ def check_path(name: str, value: str) -> None:
     if _HOME.search(value):
         raise ValueError(
             f"{name}={value!r}: the shell did not replace ~ there; write $HOME in its place"
+        )
+    if found := _VARIABLE.search(value):
+        raise ValueError(
+            f"{name}={value!r}: the shell did not replace {found[1]} there (it does not inside of "
+            "single quotes, and nothing does in a file); write the path itself"
         )
 
 

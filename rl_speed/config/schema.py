@@ -120,7 +120,8 @@ class Data:
     solution_field: str = ""
     # "chat", "plain", another name in policy/prompt_formats.py, or a format with {question}.
     prompt: str = "{question}="
-    # System turn of prompts that use the chat template ("": the prompt format's own, or none).
+    # System turn of prompts that go through the chat template ("": that of the format `prompt`,
+    # else that of the row, else none).
     system: str = ""
     instruction: str = ""  # added after every question, before the prompt format
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
@@ -358,6 +359,10 @@ class Objective:
                 raise ValueError(
                     f"config.objective.loss_settings: {part!r} does not read name=number"
                 ) from None
+            if not math.isfinite(found[name]):
+                raise ValueError(
+                    f"config.objective.loss_settings: {part!r} must be a finite number"
+                )
             if name not in takes or name in vars(self):
                 raise ValueError(
                     (

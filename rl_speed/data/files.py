@@ -17,6 +17,22 @@ _ARROW_FILE = b"ARROW1"  # first bytes of the IPC file format; other files are I
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
+# What tables are written with where there is no value: the words that pandas reads as none.
+_NULLS = frozenset(
+    "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan"
+    "|null".split("|")
+)
+
+
+class Cell(str):
+    """Text of a cell of a CSV or TSV file, which has no other way to write a value than as text."""
+
+    @property
+    def null(self) -> bool:
+        """Whether it is a spelling of no value."""
+        return not self.strip() or self.strip() in _NULLS
+
+
 class DataError(ValueError):
     """A data file or row that cannot be used; the message names file and line."""
 
@@ -36,12 +52,12 @@ def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
 
     - .jsonl: one value per line.
     - .json: an array; an object of columns, each an array, or an object {row: value} as pandas
-      writes it; an object with just one array of objects, as {"data": [...]}; or one value per
-      line. "Line" is the row's number, from 1, except in the last case.
-    - .csv, .tsv: the first line names the columns. Cells are text; an empty one is None. "Line" is
-      the first line of a row.
-    - .parquet, .arrow (both IPC formats): read in batches; nested columns become dicts and lists.
-      "Line" is the row's number.
+      writes it; an object that holds nothing but one array of objects, as {"data": [...]}; or a
+      value a line. "Line" is the row's number, from 1, but for the last.
+    - .csv, .tsv: the first line names the columns. Cells are text (`Cell`); an empty one is None.
+      "Line" is the first line of a row.
+    - .parquet, .arrow (both IPC formats): read a batch at a time; nested columns become dicts and
+      lists. "Line" is the row's number.
 
     Raises:
       DataError: the name has no known format, or the content does not match it.
@@ -164,7 +180,7 @@ def _table(path: pathlib.Path, data: bytes, delimiter: str) -> Iterator[tuple[in
             elif cells and len(cells) != len(names):
                 yield line, DataError(f"{len(cells)} cells, and the first line names {len(names)}")
             elif cells:
-                yield line, {name: cell or None for name, cell in zip(names, cells)}
+                yield line, {name: Cell(cell) if cell else None for name, cell in zip(names, cells)}
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"{path}:{line}: not read as CSV ({error})") from None

@@ -52,10 +52,13 @@ class LoadReport:
       duplicates: rows whose question came before, `conflicting` of them with another answer.
       held_out: rows whose question is held out of training.
       contaminated: rows whose question is in an evaluation file, by file.
-      in_training: rows of an evaluation file whose question is also trained on.
-      questions: usable rows by the fields that make up their question ("body+question").
-      unused: usable rows with content in an unread field, by field, as published.
-      left_out: unused fields that look like part of the question in most rows (`PartSearch`).
+      in_training: of an evaluation file, rows whose question is among those that train.
+      questions: usable rows by the fields of which their question was made ("body+question").
+      unused: usable rows that hold something in a field that was not read, by field, as published.
+      left_out: those unused fields that look like a part of the question in most rows
+        (`PartSearch`).
+      system_turns: usable rows with a system turn of their own. unused_system_turns: those of which
+        it does not go into the prompt.
     """
 
     kept: int
@@ -71,6 +74,8 @@ class LoadReport:
     questions: dict[str, int] = dataclasses.field(default_factory=dict)
     unused: dict[str, int] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    system_turns: int = 0
+    unused_system_turns: int = 0
 
     @property
     def rows(self) -> int:
@@ -108,6 +113,7 @@ class LoadReport:
         )
         return (
             f"questions are {made or 'none'}; fields not used: {', '.join(self.unused) or 'none'}"
+            + (f"; rows with a system turn: {self.system_turns}" if self.system_turns else "")
         )
 
 
@@ -275,6 +281,7 @@ def load_rows(
         questions=questions,
         unused=unused,
         left_out=search.found(),
+        system_turns=sum(bool(row.system) for row in rows),
     )
 
 
@@ -338,20 +345,20 @@ def load_training_rows(
 
 
 def rows_to_prompts(
-    rows: Sequence[Row], encode: Callable[[str], Sequence[int]], max_prompt_tokens: int
+    rows: Sequence[Row], encode: Callable[..., Sequence[int]], max_prompt_tokens: int
 ) -> tuple[list[Prompt], int]:
     """Encode questions, and drop those whose prompt is longer than `max_prompt_tokens`; returns the
     number dropped.
 
     Args:
-      encode: question -> token ids, template included.
+      encode: as of `Row.encoded`, template included.
 
     Raises:
       DataError: nothing is left.
     """
     prompts = []
     for row in rows:
-        tokens = np.asarray(encode(row.question), np.int32)
+        tokens = np.asarray(row.encoded(encode), np.int32)
         if len(tokens) <= max_prompt_tokens:
             prompts.append(
                 Prompt(
@@ -372,7 +379,7 @@ def rows_to_prompts(
 
 def load_prompts(
     path: str | pathlib.Path,
-    encode: Callable[[str], Sequence[int]],
+    encode: Callable[..., Sequence[int]],
     max_prompt_tokens: int,
     on_bad_row: str = "error",
     fields: Fields = Fields(),

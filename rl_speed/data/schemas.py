@@ -28,18 +28,19 @@ Options of a multiple-choice question are joined if they are named, one per line
 
 A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`), since
 `config.data.prompt` and `config.data.instruction` set the policy's instruction. Its system turn is
-left out for the same reason. Countdown's gold answer is only its target, so a verifier that
-compares values also accepts the bare target; meta["nums"] is for verifiers that read equations.
+kept (`Row.system`) and used if the configuration has none. Countdown's gold answer is only its
+target, so a verifier that compares values also accepts the bare target; meta["nums"] is for
+verifiers that read equations.
 """  # noqa: E501
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rl_speed.data import gold
-from rl_speed.data.files import DataError
+from rl_speed.data.files import Cell, DataError
 from rl_speed.data.turns import as_python, parsed, read_literal, read_turns
 
 QUESTIONS = ("question", "problem", "prompt", "extra_info.question", "query", "input")
@@ -189,7 +190,8 @@ class Row:
       solution: worked solution, empty if the file has none.
       meta: level, type, subject, difficulty, source and similar, if given; countdown's nums.
       where: FILE:LINE.
-      made_of: fields that make up the question, in lower case, with "+" between them.
+      made_of: fields of which the question was made, in lower case, with "+" between them.
+      system: the system turn that the row has before its question; "" for none.
     """
 
     id: str
@@ -199,6 +201,15 @@ class Row:
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
     where: str = ""
     made_of: str = ""
+    system: str = ""
+
+    def encoded(self, encode: Callable[..., Sequence[int]]) -> Sequence[int]:
+        """Token ids of its prompt.
+
+        Args:
+          encode: (question, system turn where the row has one) -> token ids.
+        """
+        return encode(self.question, self.system) if self.system else encode(self.question)
 
 
 def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = True) -> Row:
@@ -225,7 +236,7 @@ def read_row(
     if not isinstance(item, dict):
         raise DataError(f"expected an object, got {type(item).__name__}")
     published = item
-    item = _flat(item)
+    item = _without_nulls(_flat(item), fields)
     parts = question_parts(fields.question, fields.flag)
     if not fields.required:
         values = [_walk(item, part, _MISSING) for part in parts]
@@ -251,8 +262,18 @@ def read_row(
     asked = published if fields.columns is None else fields.columns
     kept = {str(name): _plain(published[name]) for name in asked if name in published}
     about = {**meta, "row": kept} if kept else meta
-    row = Row(row_id(item, where), question, answer, solution, about, where, "+".join(made_of))
-    for name, text in (("id", row.id), ("answer", answer), ("solution", solution)):
+    row = Row(
+        row_id(item, where),
+        question,
+        answer,
+        solution=solution,
+        meta=about,
+        where=where,
+        made_of="+".join(made_of),
+        system=_system_turn(item, dict.fromkeys((*made_of, *sorted(read)))),
+    )
+    for name in ("id", "answer", "solution", "system"):
+        text = getattr(row, name)
         _require_unicode(name, text)
     id_name = next((name for name in IDS if item.get(name) is not None), "")
     used = {*made_of, *read, *meta, id_name, answer_name.lower(), solution_name.lower()}
@@ -361,6 +382,18 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
             "reward_model.ground_truth": None,
         }
     return flat
+
+
+def _without_nulls(item: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """None in place of cells that spell no value ("NaN"), where an only question, an answer or a
+    solution is looked for. In other columns they may be text: an option "None".
+    """
+    names = (*QUESTIONS, *ANSWERS, *SOLUTIONS, fields.question, fields.answer, fields.solution)
+    wanted = {name.lower() for name in names}
+    return {
+        name: None if name in wanted and isinstance(value, Cell) and value.null else value
+        for name, value in item.items()
+    }
 
 
 def _walk(item: dict[str, Any], name: str, missing: Any = None) -> Any:
@@ -561,6 +594,18 @@ def _user_turn(messages: Any, name: str) -> str:
             f"{name!r} must hold one user turn, and perhaps a system turn; it holds {roles}"
         )
     return turns[roles.index("user")]["content"]
+
+
+def _system_turn(item: dict[str, Any], names: Iterable[str]) -> str:
+    """The system turns of the conversations among these fields; "" without any."""
+    turns = [
+        turn
+        for name in names
+        if isinstance(value := parsed(_walk(item, name), name), (list, tuple))
+        for turn in map(as_python, value)
+        if isinstance(turn, dict) and "system" in (turn.get("role"), turn.get("from"))
+    ]
+    return "\n\n".join(turn["content"] for turn in read_turns(turns, "a system turn")).strip()
 
 
 def _unwrapped(text: str) -> str:

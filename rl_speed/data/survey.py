@@ -39,7 +39,7 @@ class Survey:
       gold: FILE:LINE and cause of each gold answer that the verifier cannot use; None if not
         checked.
       against: ids of rows whose question is in an evaluation file, by file.
-      questions, unused, left_out: as in `LoadReport`.
+      questions, unused, left_out, system_turns: as in `LoadReport`.
     """
 
     source: str
@@ -60,6 +60,7 @@ class Survey:
     questions: dict[str, int] = dataclasses.field(default_factory=dict)
     unused: dict[str, int] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    system_turns: int = 0
 
     def prompt_lengths(self, limit: int) -> dict[str, float]:
         """Mean, median, 95th percentile and maximum of prompt tokens, and the number above `limit`;
@@ -91,7 +92,7 @@ def survey(
     source: str,
     fields: Fields = Fields(),
     keep: str = "",
-    encode: Callable[[str], Sequence[int]] | None = None,
+    encode: Callable[..., Sequence[int]] | None = None,
     max_reasons: int = 20,
 ) -> tuple[Survey, list[Row]]:
     """(statistics of `source`, its usable rows). For arguments see `load_rows`.
@@ -103,7 +104,7 @@ def survey(
     _, dropped = deduplicate(rows)
     field = next((f for f in _CLASSES if any(f in row.meta for row in rows)), "")
     classes = Counter(str(row.meta.get(field, "none")) for row in rows) if field else Counter()
-    lengths = np.array([len(encode(row.question)) for row in rows] if encode else [], np.int64)
+    lengths = np.array([len(row.encoded(encode)) for row in rows] if encode else [], np.int64)
     return Survey(
         source=str(source),
         rows=report.rows,
@@ -121,6 +122,7 @@ def survey(
         questions=report.questions,
         unused=report.unused,
         left_out=report.left_out,
+        system_turns=report.system_turns,
     ), rows
 
 
@@ -157,10 +159,16 @@ def check_gold(rows: Sequence[Row], grade: Grade, batch: int = 256) -> Iterator[
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as JSON lines for our loaders: id, question, answer, solution if any, the rest."""
+    """Rows as JSON lines that any loader of ours reads as they are: id, question (or, where there
+    is a system turn, prompt), answer, solution where there is one, the rest.
+    """
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            item = {"id": row.id, "question": row.question, "answer": row.answer}
+            asked: dict[str, Any] = {"question": row.question}
+            if row.system:
+                turns = (("system", row.system), ("user", row.question))
+                asked = {"prompt": [{"role": role, "content": text} for role, text in turns]}
+            item = {"id": row.id, **asked, "answer": row.answer}
             item |= ({"solution": row.solution} if row.solution else {}) | row.meta
             file.write(json.dumps(item, ensure_ascii=False, default=str) + "\n")
 
@@ -243,6 +251,11 @@ def details(surveys: Sequence[Survey], shown: int = 12) -> str:
                 f"**Not loaded as it is**: {', '.join(s.left_out)} may be a part of the question. "
                 "Name the question's fields: question_field takes one, or several "
                 "with + between them.\n"
+            )
+        if s.system_turns:
+            part.append(
+                f"{s.system_turns} rows have a system turn: it is used where the prompt goes "
+                "through the chat template and neither its format nor config.data.system has one.\n"
             )
         if s.classes:
             named = [f"{name} {count}" for name, count in list(s.classes.items())[:shown]]

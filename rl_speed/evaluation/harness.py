@@ -60,8 +60,8 @@ def load_benchmarks(
     form = prompt_encoder(tokenizer, asked.prompt, asked.system)
     longest = asked.max_prompt_length
 
-    def encode(question):
-        return form(question + asked.instruction)
+    def encode(question, system=""):
+        return form(question + asked.instruction, system)
 
     def bare(text):
         return tokenizer.encode(text, add_special_tokens=False)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import itertools
 import logging
 import os
@@ -148,6 +149,9 @@ class PromptEncoder:
         format string with {question}, in which other braces are doubled.
       system: the system turn, instead of the format's own. It is trusted, as the template is.
 
+    A row of data may bring a system turn of its own. It is used where none is given here and the
+    chat template takes one (`takes_system`); special tokens in it are text, as in a question.
+
     Attributes:
       guard: its `found` is the number of questions that held such tokens.
 
@@ -183,10 +187,21 @@ class PromptEncoder:
             return set()
         return set(self._tokenizer.encode(rendered, add_special_tokens=False))
 
-    def _render(self, question: str) -> str:
+    @functools.cached_property
+    def takes_system(self) -> bool:
+        """Whether the system turn of a row goes into its prompt."""
+        if self._turns or not self._form.chat:
+            return False
+        try:
+            return MARK in self._render("1", system=MARK)
+        except ValueError:  # the template refuses it
+            return False
+
+    def _render(self, question: str, system: str = "") -> str:
         text = self._form.user.replace("{question}", question)
         if self._form.chat:
-            turns = [*self._turns, {"role": "user", "content": text}]
+            own = [{"role": "system", "content": system}] if system else []
+            turns = [*self._turns, *own, {"role": "user", "content": text}]
             text = render_chat(
                 self._tokenizer, turns, generation=True, of=f"config.data.prompt={self._template!r}"
             )
@@ -195,8 +210,14 @@ class PromptEncoder:
             text += opening
         return text
 
-    def __call__(self, question: str) -> list[int]:
-        ids = self.guard.encode(self._render(self.guard.protect(question)))
+    def __call__(self, question: str, system: str = "") -> list[int]:
+        """Args:
+        system: the system turn that the row of the question has.
+        """
+        if system and not self.takes_system:
+            system = ""
+        rendered = self._render(self.guard.protect(question), self.guard.protect(system))
+        ids = self.guard.encode(rendered)
         before = self._before
         return ids if ids[: len(before)] == before else before + ids
 

@@ -9,13 +9,25 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 
 from rl_speed.rewards.signatures import Signature, Style, signature_of
 
 # Cause of a response for which a list function returned None.
 NOT_APPLICABLE = "not_applicable"
+# Causes that are counted for other reasons than a function's own: it may not name them.
+OURS = (
+    "timeout",
+    "stalled",
+    "crash",
+    "memory",
+    "exception",
+    "retried",
+    "beyond_window",
+    NOT_APPLICABLE,
+)
+_CAUSE = re.compile(r"[^\W\d][\w.-]{0,39}")
 _LARGEST = 3.4e38  # of float32, nearly
 
 
@@ -78,6 +90,11 @@ def _call_with_lists(
     if signature.asynchronous:
         result = _loop().run_until_complete(result)
     _require_result(result)
+    if isinstance(result, Set):
+        raise TypeError(
+            f"it returned a {type(result).__name__} for {len(rows)} responses, which has no order: "
+            "return a list"
+        )
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
         raise TypeError(f"it returned {result!r:.60} for {len(rows)} responses, not a list")
     if len(result) != len(rows):
@@ -171,6 +188,7 @@ def _outcome(result: Any, style: Style) -> Outcome:
             result = result[0]  # the rest is for people
         elif isinstance(result, tuple) and len(result) == 2:
             result, cause = result
+            _require_cause(cause)
         value = _number(result)
         if value is None:
             raise TypeError(f"it returned {result!r:.60}, not a number")
@@ -178,7 +196,24 @@ def _outcome(result: Any, style: Style) -> Outcome:
             raise ValueError(f"it returned {value}")
     except (TypeError, ValueError) as error:
         return 0.0, "exception", str(error), {}
-    return value, _metric_name(cause), "", numbers
+    return value, cause, "", numbers
+
+
+def _require_cause(cause: Any) -> None:
+    """Raises ValueError for what a function may not name as the cause of its value: it would be
+    counted as a failure of another kind, or be a metric of its own for every text.
+    """
+    if not (isinstance(cause, str) and _CAUSE.fullmatch(cause)):
+        raise ValueError(
+            f"it returned (number, {cause!r:.60}), whose second element is the cause that the "
+            "response is counted under: a name of one word such as 'no_box', the same for all "
+            "responses of a kind. To log numbers, return a dict with 'score'"
+        )
+    if cause in OURS:
+        raise ValueError(
+            f"it returned the cause {cause!r}, which counts what befalls a function ("
+            f"{', '.join(OURS)}): name it otherwise, for example 'own_{cause}'"
+        )
 
 
 def _number(value: Any) -> float | None:

@@ -30,9 +30,10 @@ whole rows are held in memory. TRL's `trainer_state` and `environments` do not e
 
 The value of a response is a finite number, or a dict with "score", whose other numbers are logged
 as means (`NAME/KEY` after the reward's own mean). A function of one response may return (number,
-cause), to be counted under its own cause; in verl's conventions a tuple's first element is the
-value. A function of a list returns one value per response, and None where it does not apply: this
-is 0, counted as "not_applicable". A value must not depend on other responses in the list.
+cause), to be counted under its own cause: one word, and none of `call.OURS`. In verl's conventions
+a tuple's first element is the value. A function of a list returns one value per response, and None
+where it does not apply: this is 0, counted as "not_applicable". A value must not depend on other
+responses in the list.
 
 Any function may be an `async def`: a worker then runs `batch_size` calls at once, in one event loop
 for its whole life. Functions of a list get at most `batch_size` responses.

@@ -45,13 +45,7 @@ from rl_speed.rollout.in_flight import (
     rule_columns,
     unpack_cached,
 )
-from rl_speed.rollout.prompt_counts import (
-    PromptCounts,
-    StarvedError,
-    StepReport,
-    broken_samples,
-    load_counts,
-)
+from rl_speed.rollout.prompt_counts import PromptCounts, StepReport, load_counts, starved
 from rl_speed.rollout.screening import Screening
 from rl_speed.sampling import (
     ACCEPTED,
@@ -182,15 +176,16 @@ class HostDriver:
         with self._changing():
             self.screening.tell_estimates(params)
         if count == 0:
-            raise StarvedError(
+            raise starved(
                 f"no prompt completed in {report.generation.calls} generation calls "
                 f"({self.prompt_counts.screened - start.screened} screened, "
                 f"{self.prompt_counts.rejected - start.rejected} rejected, of these "
                 f"{self.prompt_counts.failed - start.failed} never solved and "
-                f"{self.prompt_counts.solved - start.solved} always solved). The data is too hard "
-                "or too easy for this policy and rule: widen config.rule.low/high, raise "
-                "config.rule.n_init or config.driver.max_calls, or change the "
-                f"data{broken_samples(report.generation)}"
+                f"{self.prompt_counts.solved - start.solved} always solved)",
+                "The data is too hard or too easy for this policy and rule: widen "
+                "config.rule.low/high, raise config.rule.n_init or config.driver.max_calls, or "
+                "change the data",
+                report.generation,
             )
         report.short = self.config.groups - count
         report.screened = self.prompt_counts.screened - start.screened

@@ -80,13 +80,21 @@ class StarvedError(RuntimeError):
     everywhere = True
 
 
-def broken_samples(stats: GenerationStats) -> str:
-    """A sentence for errors if non-finite logits ended samples; else ""."""
-    return (
-        f". {stats.nonfinite:,} of {stats.samples:,} samples ended at logits that are not finite"
-        if stats.nonfinite
-        else ""
-    )
+def starved(what: str, advice: str, stats: GenerationStats) -> StarvedError:
+    """The error of a step without a group to train on. Where logits that are not finite ended half
+    of the samples or more, that is the cause, and is said first; where they ended some, last.
+
+    Args:
+      what: what happened. advice: what to do where the policy is sound.
+    """
+    broken = f"{stats.nonfinite:,} of {stats.samples:,} samples ended at logits that are not finite"
+    if 2 * stats.nonfinite >= stats.samples > 0:
+        return StarvedError(
+            f"{broken}: the policy's weights, or what it computes of them, are broken. Go on from "
+            "an earlier checkpoint with a lower config.optimizer.learning_rate, or check the "
+            f"weights of config.model.path. So {what}"
+        )
+    return StarvedError(f"{what}. {advice}" + (f". {broken}" if stats.nonfinite else ""))
 
 
 def load_counts(state: dict[str, Any]) -> PromptCounts:

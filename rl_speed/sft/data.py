@@ -62,7 +62,7 @@ class SFTBatch:
 
 def encode_example(
     row: Row,
-    encode: Callable[[str], list[int]],
+    encode: Callable[..., list[int]],
     inside: TextGuard,
     ends: Sequence[int],
     *,
@@ -73,7 +73,7 @@ def encode_example(
     A sampled solution may end with end tokens as text. `closing` replaces them; without it one of
     them stays. End tokens before the end are encoded as text (`inside`).
     """
-    prompt = np.asarray(encode(row.question), np.int32)
+    prompt = np.asarray(row.encoded(encode), np.int32)
     if not len(prompt):
         raise ValueError(
             f"row {row.id!r}: its prompt has no token, so that nothing predicts "

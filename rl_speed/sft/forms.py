@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.data.files import Cell
 from rl_speed.data.loaders import DataError, Fields, Row, load_rows
 from rl_speed.data.schemas import read_row, row_id
 from rl_speed.data.turns import parsed, read_turns
@@ -52,7 +53,10 @@ def read_form(
     Raises:
       DataError: it has none of these forms, or nothing to learn.
     """
-    values = {str(n).lower(): v for n, v in item.items()} if isinstance(item, dict) else {}
+    values = {
+        str(name).lower(): None if isinstance(value, Cell) and value.null else value
+        for name, value in (item.items() if isinstance(item, dict) else ())
+    }
     if values.get("tools"):
         raise DataError("'tools' are not read: conversations with tools cannot be learned")
     named = fields.question.lower()

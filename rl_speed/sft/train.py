@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
 from rl_speed.update.ragged import Deal, PieceShape, Ragged
-from rl_speed.update.state import state_shardings
+from rl_speed.update.state import all_finite, state_shardings
 from rl_speed.update.step import row_lengths, stream_logprobs
 
 Array = jax.Array
@@ -171,7 +171,7 @@ def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
 
 
 class NonFiniteLoss(FloatingPointError):
-    """An update's loss or gradient is not finite."""
+    """An update's loss or gradient, or the weights, are not finite."""
 
     exit_status = 1
 
@@ -300,7 +300,11 @@ class SFTTrainer:
             self.last.update(record)
 
     def save(self) -> None:
-        """Save a checkpoint, if there is a workdir."""
+        """Checkpoint the run as it is, where there is a workdir.
+
+        Raises NonFiniteLoss where the weights are not finite.
+        """
+        self._require_sound()
         if self._checkpoints is not None:
             self._checkpoints.save(
                 self.step,
@@ -415,20 +419,28 @@ class SFTTrainer:
 
     def _require_finite(self, metrics: dict[str, float]) -> None:
         if not np.isfinite(metrics["train/loss"] + metrics["train/grad_norm"]):
-            kept = None
-            if self._checkpoints is not None:
-                self._checkpoints.wait()
-                kept = self._checkpoints.latest()
-            raise NonFiniteLoss(
-                f"SFT step {self.step}: loss {metrics['train/loss']}, gradient norm "
-                f"{metrics['train/grad_norm']}; lower config.optimizer.learning_rate or check the "
-                "starting weights; "
-                + (
-                    "nothing was saved"
-                    if kept is None
-                    else f"the newest checkpoint is that of step {kept}"
-                )
+            self._end_non_finite(
+                f"loss {metrics['train/loss']}, gradient norm {metrics['train/grad_norm']}"
             )
+
+    def _require_sound(self) -> None:
+        if not all_finite(self.params):
+            self._end_non_finite("the weights are not finite")
+
+    def _end_non_finite(self, problem: str) -> NoReturn:
+        kept = None
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+            kept = self._checkpoints.latest()
+        raise NonFiniteLoss(
+            f"SFT step {self.step}: {problem}; lower config.optimizer.learning_rate or check the "
+            "starting weights; "
+            + (
+                "nothing was saved"
+                if kept is None
+                else f"the newest checkpoint is that of step {kept}"
+            )
+        )
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """Evaluate the current policy: {"eval/loss": nats per token to learn} and metrics of
@@ -444,8 +456,10 @@ class SFTTrainer:
         """Write the Hugging Face directory `out`, with made_by.json, which is returned, and the
         workdir's plot.
 
-        Raises SaveError afterwards, if the run's last checkpoint could not be written.
+        Raises NonFiniteLoss where the weights are not finite; and SaveError, when all is written,
+        where the run's last checkpoint could not be.
         """
+        self._require_sound()
         parts = self.parts
         last = self.last
         accuracy = {"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}

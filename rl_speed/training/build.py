@@ -111,8 +111,8 @@ from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make
 log = logging.getLogger(__name__)
 
 # Text -> token ids.
-Encoder = Callable[[str], list[int]]
-# Least room for a gold answer inside the compiled loop. Nearly all answers are shorter, so the
+Encoder = Callable[..., list[int]]
+# Room for a gold answer inside the compiled loop, at least: nearly all are shorter, so that the
 # program seldom depends on the data.
 GOLD_BYTES = 256
 
@@ -277,11 +277,16 @@ def build_data(
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
 
-    def encode(question):
-        return form(question + data.instruction)
+    def encode(question, system=""):
+        return form(question + data.instruction, system)
 
     if data.task == "jsonl":
         train, held_out, reports = read_data(data, encode, reward_fields(config.reward))
+        if not form.takes_system:
+            reports = {
+                split: dataclasses.replace(found, unused_system_turns=found.system_turns)
+                for split, found in reports.items()
+            }
         _tell(reports, report)
         if form.guard.found:
             log.warning(
@@ -335,6 +340,13 @@ def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
         )
         if found.questions:
             log.info("%s %s", split, found.fields_text())
+        if found.unused_system_turns:
+            log.warning(
+                "%d questions of %s have a system turn that is not used: config.data.system or the "
+                "format config.data.prompt has another, or the prompt takes none",
+                found.unused_system_turns,
+                split,
+            )
         if found.in_training:
             log.warning(
                 "%d questions of %s are among those that train; "
@@ -412,7 +424,7 @@ def read_data(
     for one in files:
         if one.file == HELD_OUT_OF_TRAIN:
             found = held
-            report = LoadReport(kept=len(held))
+            report = LoadReport(kept=len(held), system_turns=sum(bool(r.system) for r in held))
         else:
             found, report = load_rows(one.file, data.on_bad_row, of_evaluation)
         report = dataclasses.replace(report, in_training=len(contaminated(found, questions)))

@@ -16,7 +16,7 @@ from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.budgets import Allocation
 from rl_speed.rollout.generate import GenerationStats
-from rl_speed.rollout.prompt_counts import StarvedError, StepReport, broken_samples
+from rl_speed.rollout.prompt_counts import StepReport, starved
 from rl_speed.rollout.screening import Screening
 from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
@@ -96,14 +96,15 @@ class FusedStep:
                     numbers = under_train(metrics)
                     return state, StepResult(rollouts, report, lambda: numbers)
         self._begun = None
-        starved = StarvedError(
-            f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: "
-            "the data is too hard or too easy for this policy and rule. Widen "
+        error = starved(
+            f"none of {report.screened} candidates was accepted in {self._max_calls} attempts",
+            "The data is too hard or too easy for this policy and rule: widen "
             "config.rule.low/high, raise config.rule.n_init or config.driver.screen_prompts, or "
-            f"change the data{broken_samples(report.generation)}"
+            "change the data",
+            report.generation,
         )
-        starved.state = state
-        raise starved
+        error.state = state
+        raise error
 
     def _attempt(
         self, state: TrainState, version: int, report: StepReport

@@ -61,8 +61,8 @@ FORMAT = 2
 
 
 class NonFiniteError(RuntimeError):
-    """Too many updates in a row had a non-finite loss or gradient, or non-finite logits ended every
-    response. All processes of a run raise it at the same place.
+    """Too many updates in a row had a non-finite loss or gradient, the policy's logits end every
+    response, or its weights are not finite. All processes of a run find it at the same place.
     """
 
     exit_status = 1
@@ -98,6 +98,8 @@ class Trainer:
     """
 
     def __init__(self, config: Config, workdir: str | Path, hosts: Hosts | None = None):
+        if not str(workdir):
+            raise ValueError("--workdir is empty: name a folder")
         check_path("--workdir", str(workdir))
         self.config = config.validate()
         self.workdir = Path(workdir)
@@ -275,12 +277,15 @@ class Trainer:
         between its generation calls. Saves the reference policy only if it is neither the initial
         policy nor the one saved here.
 
-        Returns False if an existing checkpoint of this step is kept; the partial next step is then
-        made again.
+        False where a checkpoint of this step stays in place of this one: what there is of the next
+        step is then made again.
+
+        Raises NonFiniteError where the weights are not finite.
         """
         reference = self.reference
         if self._checkpoints.keeps(self.step):
             return False
+        self._require_sound()
         self._checkpoints.save(
             self.step,
             self.state,
@@ -297,6 +302,24 @@ class Trainer:
             None if reference is None else reference.to_save(self.step),
         )
         return True
+
+    def _require_sound(self) -> None:
+        """Raises NonFiniteError where the weights are not finite: such a policy is neither saved,
+        for older checkpoints go where a newer one comes, nor exported.
+        """
+        if is_sound(self.state):
+            return
+        self._checkpoints.wait()
+        newest = self._checkpoints.latest()
+        raise NonFiniteError(
+            f"the policy's weights are not finite after step {self.step}, and are not saved. "
+            + (
+                "There is no checkpoint"
+                if newest is None
+                else f"The newest checkpoint is that of step {newest}, in {self._folder}"
+            )
+            + ". Lower config.optimizer.learning_rate, or check the weights of config.model.path"
+        )
 
     def _unsaved(self) -> str:
         """Waits for the last save, and tries once more if it failed. Returns the problem if it
@@ -360,11 +383,13 @@ class Trainer:
             later call of `run` continues it.
 
         Raises:
-          NonFiniteError: after `training.max_skipped` non-finite updates in a row, or if non-finite
-            logits ended every response of a step; the batch of the last step is in the workdir.
-          Stopped: SIGTERM or SIGINT came, or `over` returned True. The current update was finished,
-            a generation call was ended (with several processes or a lag: finished), and everything
-            was saved, also a partial step or evaluation. A call that was ended is made again.
+          NonFiniteError: after `training.max_skipped` non-finite updates in a row, or where
+            non-finite logits ended every response of a step; the batch of the last is in
+            the workdir. Or where the weights are not finite when they would be saved or exported.
+          Stopped: SIGTERM or SIGINT came, or `over` said so; the update under way was finished,
+            a generation call ended (of several processes, or with a lag: finished), and everything
+            saved, what there was of a step or of an evaluation too. A call that was ended is made
+            again.
         """
         try:
             with stop_on_signals(self.hosts, over) as stop:
@@ -384,6 +409,7 @@ class Trainer:
                 ):
                     self._train(stop, bar)
             problem = self._unsaved()
+            self._require_sound()
         except Stopped:
             raise
         except BaseException as error:

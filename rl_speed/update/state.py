@@ -82,13 +82,22 @@ def make_snapshot(shardings: TrainState):
 
 
 def is_sound(state: TrainState) -> bool:
-    """Whether the state exists, was computed without error, and has finite weights."""
-    leaves = jax.tree.leaves(state.params)
+    """Whether a state is there, its computation having gone well, with weights that are finite."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
         return False
     try:
-        return bool(
-            jax.jit(lambda xs: jnp.stack([jnp.isfinite(x).all() for x in xs]).all())(leaves)
-        )
+        return all_finite(state.params)
     except jax.errors.JaxRuntimeError:
         return False
+
+
+def all_finite(tree: Any) -> bool:
+    """Whether all numbers of a tree of arrays are finite: one reduction on their devices, of which
+    all processes of a run get the same result.
+    """
+    return bool(_all_finite(jax.tree.leaves(tree)))
+
+
+@jax.jit
+def _all_finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()

@@ -14,6 +14,7 @@ from rl_speed.data.files import DataError
 from rl_speed.data.gold import answer_text, is_integer, last_box, plain
 from rl_speed.data.loaders import load_rows
 from rl_speed.data.schemas import Fields, to_row
+from rl_speed.data.survey import write_rows
 
 DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of "
@@ -441,6 +442,51 @@ def test_a_prompt_of_turns_however_it_is_written(prompt):
     for gold in ({"ground_truth": "4", "style": "rule"}, '{"ground_truth": "4"}'):
         row = to_row({"prompt": prompt, "reward_model": gold}, "f:1")
         assert (row.question, row.answer) == ("2+2?", "4")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [TURNS, json.dumps(TURNS), str(TURNS), np.array(TURNS, dtype=object), pyarrow.scalar(TURNS)],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_the_system_turn_of_a_row_is_kept(prompt, tmp_path):
+    for more in ({}, {"extra_info": {"question": "2+2?"}}):
+        row = to_row({"prompt": prompt, "answer": "4", **more}, "f:1")
+        assert (row.question, row.system) == ("2+2?", "Be brief.")
+        assert row.encoded(lambda *given: given) == ("2+2?", "Be brief.")
+    shares = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2+2?"}]
+    assert to_row({"prompt": shares, "answer": "4"}, "f:1").system == "Be brief."
+    assert to_row({"prompt": TURNS[1], "answer": "4"}, "f:1").system == ""
+    # What is written for another run has it, too.
+    write_rows(tmp_path / "d.jsonl", [row])
+    (again,), report = load_rows(tmp_path / "d.jsonl")
+    assert (again.question, again.system, again.answer) == ("2+2?", "Be brief.", "4")
+    assert report.system_turns == 1 and "rows with a system turn: 1" in report.fields_text()
+
+
+@pytest.mark.parametrize("name", ["answer", "gold"])
+@pytest.mark.parametrize("ending, between", [("csv", ","), ("tsv", "\t")])
+@pytest.mark.parametrize("null", ["nan", "NaN", "None", "null", "N/A", "NA", "<NA>", " NaN ", "  "])
+def test_cells_that_spell_no_value_are_no_answers(tmp_path, ending, between, null, name):
+    path = tmp_path / f"d.{ending}"
+    lines = (("question", name, "choice"), ("a", "1", "None"), ("b", null, "x"), ("nan", "2", "x"))
+    path.write_text("".join(between.join(line) + "\n" for line in lines))
+    fields = Fields(answer="" if name == "answer" else name)
+    rows, report = load_rows(path, "skip", fields)
+    assert [(row.question, row.answer) for row in rows] == [("a", "1")] and report.bad == 2
+    assert f"d.{ending}:3: no '{name}'" in report.reasons[0]
+    # Text in other columns is text, and so are the same words in files that have a null.
+    named = Fields("question+choice", fields.answer)
+    assert load_rows(path, "skip", named)[0][0].question == "a\nNone"
+    item = {"question": "b", name: null}
+    if null.strip():
+        assert to_row(item, "f:1", fields).answer == null.strip()
+
+
+def test_a_table_may_have_the_answer_in_its_solution(tmp_path):
+    (tmp_path / "d.csv").write_text("question,answer,solution\na,NaN,It is \\boxed{5}.\n")
+    (row,), _ = load_rows(tmp_path / "d.csv")
+    assert row.answer == "5"
 
 
 def test_text_that_is_no_turns_stays_text():

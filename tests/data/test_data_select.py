@@ -287,10 +287,23 @@ def test_settings_that_cannot_be(field, value, message):
         config.validate()
 
 
+def test_system_turns_that_the_prompt_does_not_take_are_counted(tmp_path, caplog):
+    config = Config()
+    config.data.task = "jsonl"
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "+12"}]
+    rows = [{"prompt": turns, "answer": "3"}, {"question": "+13", "answer": "4"}]
+    config.data.train = write(tmp_path / "train.jsonl", rows)
+    stream, _ = build_data(config, load_tokenizer(embedded_directory()), tmp_path / "data.json")
+    assert [prompt.text for prompt in stream.prompts] == ["+12", "+13"]
+    report = json.loads((tmp_path / "data.json").read_text())["train"]
+    assert report["system_turns"] == report["unused_system_turns"] == 1
+    assert "1 questions of train have a system turn that is not used" in caplog.text
+
+
 def test_the_chain_task_has_no_files_to_choose_from():
     config = Config()
     config.data.hold_out = 5
-    with pytest.raises(ValueError, match="config.data.hold_out is for config.data.task='jsonl'"):
+    with pytest.raises(ValueError, match="config.data.hold_out=.* is for config.data.task='jsonl'"):
         config.validate()
 
 

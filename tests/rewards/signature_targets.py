@@ -173,6 +173,30 @@ def gives_text(response):
     return "0.5"
 
 
+def gives_a_cause_of_ours(response):
+    return 0.7, "timeout"
+
+
+def gives_a_sentence(response):
+    return 0.7, "The answer is wrong."
+
+
+def gives_numbers(response):
+    return 0.7, {"format": 1.0}
+
+
+def gives_a_set(completions, **kwargs):
+    return {1.0, 0.5}
+
+
+def gives_keys(completions, **kwargs):
+    return {1.0: "", 0.5: ""}.keys()
+
+
+def gives_a_cause(response):
+    return 0.7, "no_box"
+
+
 def gives_a_list(response):
     return [1.0, 2.0]
 

@@ -69,7 +69,7 @@ def test_a_failure_costs_one_response_in_one_function():
         "memory": "memory",
         "exception": "exception",
         "nan": "exception",
-        "cause": "guessed___so",
+        "cause": "guessed",
     }
     responses = [r for kind in kinds for r in ("fine", kind)]
     with FunctionRewards(
@@ -94,7 +94,7 @@ def test_a_failure_costs_one_response_in_one_function():
             "crash": 1,
             "memory": 1,
             "exception": 2,
-            "guessed___so": 1,
+            "guessed": 1,
         }
         assert (
             "KeyError" in rewards.last_message["exception"]

@@ -11,6 +11,7 @@ import pytest
 
 from rl_speed.config import Config
 from rl_speed.rewards import FunctionRewards
+from rl_speed.rewards.call import OURS
 from rl_speed.rewards.custom import check_functions, row_columns
 from rl_speed.rewards.judged import FailureWatch, RewardError
 from rl_speed.rewards.signatures import signature_of
@@ -171,6 +172,11 @@ def test_lists_are_shared_among_workers():
         ("gives_nan", "it returned nan"),
         ("gives_text", "it returned '0.5', not a number"),
         ("gives_a_list", r"it returned \[1.0, 2.0\], not a number"),
+        ("gives_a_cause_of_ours", "returned the cause 'timeout', .* name it otherwise, .*own_time"),
+        ("gives_a_sentence", r"\(number, 'The answer is wrong.'\), .*: a name of one word"),
+        ("gives_numbers", r"\(number, {'format': 1.0}\), .*return a dict with 'score'"),
+        ("gives_a_set", "it returned a set for 2 responses, which has no order: return a list"),
+        ("gives_keys", "it returned a dict_keys for 2 responses, which has no order"),
         ("gives_no_score", r"it returned a dict without 'score': \['format', 'reward'\]"),
         ("gives_a_coroutine", "it returned a coroutine, but is no `async def`"),
         ("gives_one_for_many", "it returned 1 values for 2 responses"),
@@ -189,6 +195,13 @@ def test_functions_without_values_are_named_before_a_run(name, said):
     for part in (f"{MODULE}:{name}", "boxed{42}", "why?"):
         assert part in str(error.value)
     assert not any(rewards.counts.values())
+
+
+def test_a_function_may_name_a_cause_that_is_none_of_ours():
+    judged, rewards = judge("gives_a_cause", samples_of("a", "b"))
+    assert judged.causes == ["no_box"] * 2 and judged.values.tolist() == [np.float32(0.7)] * 2
+    assert not judged.failed.any()
+    assert set(rewards.counts) - {"ok", "no_box"} <= set(OURS)
 
 
 def test_columns_that_the_data_does_not_have_are_named_before_a_run():

@@ -21,8 +21,8 @@ from rl_speed.evaluation import evaluate
 from rl_speed.mesh import make_mesh
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.cuts import Replay
-from rl_speed.rollout.generate import SampleRequest, gather
-from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.rollout.generate import GenerationStats, SampleRequest, gather
+from rl_speed.rollout.prompt_counts import StarvedError, starved
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import Samples, Speed, Uniform, sample_adaptive
 from rl_speed.sampling.batch import place_ids, select, to_batch
@@ -165,9 +165,20 @@ def test_starved_by_a_broken_policy_says_so():
     driver._generate = break_some(generator.dispatch, lambda *_: True)
     with pytest.raises(
         StarvedError,
-        match=r"change the data\. (\d+) of \1 samples ended at logits that are not finite",
+        match=r"^(\d+) of \1 samples ended at logits that are not finite: the policy's weights.*"
+        "So no prompt completed",
     ):
         driver.next_groups(None, 0)
+
+
+def test_a_few_broken_samples_are_not_the_cause_of_starvation():
+    stats = GenerationStats(samples=100, nonfinite=49)
+    assert str(starved("none of 9", "Widen it", stats)) == (
+        "none of 9. Widen it. 49 of 100 samples ended at logits that are not finite"
+    )
+    stats.nonfinite += 1
+    assert str(starved("none of 9", "Widen it", stats)).startswith("50 of 100 samples ended")
+    assert str(starved("none of 9", "Widen it", GenerationStats())) == "none of 9. Widen it"
 
 
 def test_the_fused_batch_leaves_them_out():

@@ -14,7 +14,7 @@ from rl_speed.config.presets import embedded, tiny
 from rl_speed.policy import load_hf
 from rl_speed.rollout.prompt_counts import StarvedError
 from rl_speed.runtime.metrics import read_lines
-from rl_speed.training.loop import Trainer
+from rl_speed.training.loop import NonFiniteError, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -112,8 +112,46 @@ def test_a_policy_that_is_not_finite_is_not_saved(tmp_path, caplog):
     assert not (tmp_path / "checkpoints" / "2").exists()
 
 
+class Breaking(Failing):
+    """The run's own step, whose weights are not finite after the step `at`."""
+
+    def __call__(self, state, version, *rest):
+        state, result = self._step(state, version, *rest)
+        if version == self._at:
+            state = state.replace(params=jax.tree.map(lambda x: x * np.inf, state.params))
+        return state, result
+
+
+def test_a_policy_that_is_not_finite_replaces_no_checkpoint_and_is_not_exported(tmp_path):
+    """Whether or not a step comes after the update that broke it."""
+    config = small("host", steps=2)
+    config.checkpoints.every = 1
+    config.checkpoints.keep = 1
+    trainer = Trainer(config, tmp_path)
+    trainer.rl_step = Breaking(trainer.rl_step, 1, None)
+    with pytest.raises(NonFiniteError, match="after step 2.*newest checkpoint is that of step 1"):
+        trainer.run()
+    saved = [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
+    assert saved == ["1"]
+    assert not (tmp_path / "policy").exists() and not (tmp_path / "summary.json").exists()
+
+
 @pytest.mark.parametrize(
-    "path", ["gs://bucket/run", "s3://bucket/run", "hdfs://x/y", "file:///tmp/x", "gs:/bucket/run"]
+    "path",
+    [
+        "gs://bucket/run",
+        "s3://bucket/run",
+        "hdfs://x/y",
+        "file:///tmp/x",
+        "gs:/bucket/run",
+        "gs:bucket/run",
+        "S3:bucket",
+        "hdfs:x",
+        "abfss:c@account",
+        "file:x",
+        "a.jsonl,s3:b.jsonl",
+        "math=gs:b.jsonl",
+    ],
 )
 @pytest.mark.parametrize("name", ["--workdir", "--out", "config.data.train", "config.model.path"])
 def test_urls_are_refused_wherever_a_folder_is_meant(name, path):
@@ -125,6 +163,43 @@ def test_urls_are_refused_wherever_a_folder_is_meant(name, path):
 def test_a_home_that_the_shell_did_not_replace_is_refused(path):
     with pytest.raises(ValueError, match="the shell did not replace ~"):
         check_path("--workdir", path)
+
+
+@pytest.mark.parametrize(
+    "path", ["$HOME/runs", "${HOME}/runs", "$RUNS", "/data/$USER/x", "math=$D/m.jsonl", "$(pwd)/x"]
+)
+def test_a_variable_that_the_shell_did_not_replace_is_refused(path):
+    with pytest.raises(ValueError, match=r"the shell did not replace \$"):
+        check_path("--workdir", path)
+    check_path("config.data.prompt", path)
+
+
+@pytest.mark.parametrize("path", [" ", "\t\n", " runs/a", "runs/a ", "runs/a\n"])
+def test_a_path_without_a_name_or_with_blanks_around_it_is_refused(path):
+    for name in ("--workdir", "config.checkpoints.dir", "config.data.train"):
+        with pytest.raises(ValueError, match="blank"):
+            check_path(name, path)
+    check_path("config.data.instruction", path)
+
+
+def test_a_run_needs_a_name_for_its_folder():
+    with pytest.raises(ValueError, match="--workdir is empty"):
+        Trainer(small("host"), "")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("config.reward.verifier", "file:score"),
+        ("config.reward.extra", "s3:score=0.5"),
+        ("config.data.eval", "s3:8=runs/a.jsonl"),
+        ("config.data.train", "owner/name:main@train"),
+        ("config.data.train", "a.jsonl, b$1.jsonl"),
+        ("--config", "embedded:dapo"),
+    ],
+)
+def test_what_only_looks_like_a_url_or_a_variable_passes(name, value):
+    check_path(name, value)
 
 
 def test_a_bucket_is_for_checkpoints():

@@ -6,11 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
+from rl_speed.data.files import Cell
 from rl_speed.data.loaders import DataError, Fields
 from rl_speed.policy import encode_prompt, load_tokenizer
 from rl_speed.policy.conversations import encode_conversation
 from rl_speed.sft.data import Layout, hold_out
-from rl_speed.sft.forms import read_examples
+from rl_speed.sft.forms import read_examples, read_form
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "2+2?"}
@@ -121,6 +122,15 @@ def test_all_turns_of_the_assistant_are_learned_of_messages(qwen, tmp_path):
     assert chat == [["So 4.<|im_end|>"]] * 2
     assert plain == [qwen.decode(encode_prompt(qwen, "2+2?", "chat"))] * 2
     assert {len(side) for side in hold_out(found, 0.5)} == {0, 5}  # one question, on one side
+
+
+@pytest.mark.parametrize("null", ["NaN", "None", " "])
+@pytest.mark.parametrize("other", [{}, {"prompt": "Q"}, {"question": "Q"}])
+@pytest.mark.parametrize("name", ["text", "completion", "solution", "messages"])
+def test_cells_that_spell_no_value_are_not_learned(name, other, null):
+    item = {key: Cell(text) for key, text in {**other, name: null}.items()}
+    with pytest.raises(DataError):
+        read_form(item, "f:1")
 
 
 def test_of_prompt_and_completion_the_completion_is_learned(qwen, tmp_path):

@@ -24,6 +24,7 @@ from rl_speed.runtime.signals import Stopped
 from rl_speed.sft.build import build, explain_out_of_memory
 from rl_speed.sft.config import SFTConfig
 from rl_speed.sft.data import Layout
+from rl_speed.sft.train import NonFiniteLoss
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -117,6 +118,27 @@ def test_what_is_saved_opens_in_transformers_with_the_same_logits(whole):
     np.testing.assert_allclose(forward(params, tokens, model), expected, atol=1e-4)
     assert theirs.generation_config.eos_token_id in (1, [1])
     assert json.loads(open(f"{run.out}/made_by.json").read())["steps"] == 24
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_exported(settings, tmp_path):
+    config = changed(settings, training__steps=3, checkpoints__every=1)
+    run = build(config, str(tmp_path / "policy"))
+    update = run._update
+
+    def broken(params, *rest):
+        params, *others = update(params, *rest)
+        if run.step == 1:
+            params = jax.tree.map(lambda x: x * np.inf, params)
+        return params, *others
+
+    run._update = broken
+    with pytest.raises(
+        NonFiniteLoss, match="step 2: the weights are not finite.*checkpoint is that of step 1"
+    ):
+        run.run()
+    with pytest.raises(NonFiniteLoss, match="the weights are not finite"):
+        run.export("a command")
+    assert not (tmp_path / "policy").exists()
 
 
 def flags_of(settings):
