@@ -6,10 +6,12 @@ Order is never changed.
 
 import functools
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from rl_speed.answers import fractions
 from rl_speed.data.schemas import Row
 
 # Different spellings of one formula, in Unicode and in LaTeX, that NFKC does not unify.
@@ -20,9 +22,29 @@ _SYMBOLS = str.maketrans(
         "·": r"\cdot ",
         "⋅": r"\cdot ",
         "≤": r"\le ",
+        "⩽": r"\le ",
+        "≦": r"\le ",
         "≥": r"\ge ",
+        "⩾": r"\ge ",
+        "≧": r"\ge ",
         "≠": r"\ne ",
-        "π": r"\pi ",
+        "±": r"\pm ",
+        "≈": r"\approx ",
+        "≡": r"\equiv ",
+        "∞": r"\infty ",
+        "∠": r"\angle ",
+        "△": r"\triangle ",
+        "⊥": r"\perp ",
+        "∥": r"\parallel ",
+        "∈": r"\in ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∅": r"\emptyset ",
+        "→": r"\to ",
+        "∑": r"\sum ",
+        "∏": r"\prod ",
+        "∫": r"\int ",
+        "∆": r"\delta ",
         "√": r"\sqrt ",
         "−": "-",
         "–": "-",
@@ -31,7 +53,39 @@ _SYMBOLS = str.maketrans(
         "°": r"^\circ ",
     }
 )
-_RAISED = re.compile("[⁰¹²³⁴-ⁿⁱ]+")
+_GREEK = str.maketrans(
+    {
+        letter: rf"\{name} "
+        for letter, name in zip(
+            "αβγδεζηθικλμνξοπρστυφχψω",
+            (
+                "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron "
+                "pi rho sigma tau upsilon phi chi psi omega"
+            ).split(),
+        )
+    }
+)
+# Characters that stand for others and must not be read as one number with their neighbours, by the
+# tag of their decomposition.
+_SPREAD = {"<super>": "^{%s}", "<sub>": "_{%s}", "<fraction>": " %s ", "<circle>": " %s "}
+_IN_WORDS = "ªº™℠"
+# Marks that choose how the character before them looks.
+_VARIANTS = re.compile("[\u034f\u180b-\u180d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# Commands of one meaning, in lower case.
+_COMMANDS = tuple(
+    (re.compile(rf"\\{pattern}(?![a-z])"), replacement)
+    for pattern, replacement in (
+        (r"(?:left|right|bigg?[lr]?|(?:display|text)style|limits)", " "),
+        (r"(le|ge)q(?:q|slant)?", r"\\\1 "),
+        (r"(?:neq|not\s*=)", r"\\ne "),
+        (r"(?:right|longright)arrow", r"\\to "),
+        (r"varnothing", r"\\emptyset "),
+        (r"var(epsilon|theta|kappa|pi|rho|sigma|phi)", r"\\\1 "),
+        (r"[lc]?dots[bcmio]?", "..."),
+        (r"degree", r"^\\circ "),
+    )
+)
+_FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
 _WORD = r"[^\W\d_]{3}"  # the end or beginning of a word; shorter ones may be variables
 # Applied in this order. "…" and "·" in the result are from here: NFKC and _SYMBOLS remove both.
 _MARKUP = tuple(
@@ -55,7 +109,7 @@ _MARKUP = tuple(
         (r"\{\s*(\\?[^\W\d_](?:_\w)?|\d+|\\[^\W\d_]+)\s*\}", r" \1 "),
         # Decimal points; separators between two numbers.
         (r"\.(?=\d)", "·"),
-        (r"(?<=\d)[\s,;:&\\]+(?=\d)", "…"),
+        (r"(?<=\d)[\s,;:&\\_]+(?=\d)", "…"),
         (r"\{", "("),
         (r"\}", ")"),
     )
@@ -75,12 +129,45 @@ def contamination_key(question: str) -> str:
     every script count, as do operators, brackets and the bounds of numbers: x+1 is not x-1, and
     1/23 is not 12/3. Empty if no letter or digit is left; an empty key matches nothing.
     """
-    text = _RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", question)
+    text = question if question.isascii() else _spread(_VARIANTS.sub("", question))
     text = unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).translate(_SYMBOLS).casefold()
+    if not text.isascii():
+        text = "".join(map(_digit, text.translate(_GREEK)))
+    for pattern, replacement in _COMMANDS:
+        text = pattern.sub(replacement, text)
+    text = fractions(_FRACTION.sub(r"\\frac", text))
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = text.translate({ord(letter): None for letter in set(text) if not _counts(letter)})
     return text if any(map(str.isalnum, text)) else ""
+
+
+def _spread(text: str) -> str:
+    """Text with raised and lowered characters behind ^ and _, and with fractions and numbers in
+    circles apart from their neighbours; without characters that cannot be seen.
+    """
+    parts = []
+    for tag, run in itertools.groupby(text, _tag):
+        written = "".join(run)
+        if tag in _SPREAD:
+            # Several fractions are as many numbers.
+            pieces = [written] if tag in ("<super>", "<sub>") else written
+            written = "".join(_SPREAD[tag] % unicodedata.normalize("NFKC", p) for p in pieces)
+        parts.append("" if tag == "Cf" else written)
+    return "".join(parts)
+
+
+@functools.cache
+def _tag(character: str) -> str:
+    if unicodedata.category(character) == "Cf" or character in _IN_WORDS:
+        return unicodedata.category(character)
+    return unicodedata.decomposition(character).partition(" ")[0]
+
+
+@functools.cache
+def _digit(character: str) -> str:
+    """A decimal digit of any script as that of ASCII."""
+    return str(unicodedata.decimal(character, character))
 
 
 @functools.cache
