@@ -692,9 +692,9 @@ def _check_in_loop(c: "Config", shards: int) -> None:
 
 
 def check_types(c: Any) -> None:
-    """Of any configuration: fields that a file in configs/ invented (a dataclass takes them
-    silently) or gave another type, numbers that are not finite, and paths that are of no file
-    system here."""
+    """Checks any configuration for unknown fields (a dataclass takes them silently), wrong types,
+    numbers that are not finite, and paths that are not of this machine's file systems.
+    """
     for path, section in [
         ("", c),
         *(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 CHECKPOINTS = "checkpoints.dir"
-# What holds no path: text that is written for a policy to read, and functions (module:function).
+# Fields that hold no path: text for a policy, and functions (module:function).
 _TEXTS = ("prompt", "system", "instruction", "think_open", "think_close", "ask")
 _FUNCTIONS = ("verifier", "extra", "advantage", "loss", "name")
 # Where a path may begin: at the start, behind NAME=, and behind a comma. One letter before a colon

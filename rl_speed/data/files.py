@@ -17,7 +17,7 @@ _ARROW_FILE = b"ARROW1"  # first bytes of the IPC file format; other files are I
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-# What tables are written with where there is no value: the words that pandas reads as none.
+# Spellings of a missing value in tables: the words that pandas reads as none.
 _NULLS = frozenset(
     "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan"
     "|null".split("|")

@@ -8,6 +8,7 @@ and generate in turn, at a lag of 0 and of 1, or of which one generates while th
 
 import dataclasses
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -57,6 +58,7 @@ def score(processes: int, workers: int, work: Workload) -> list[float]:
             [sys.executable, program, f"localhost:{port}"]
             + [str(x) for x in (processes, index, work.responses, workers, work.times)],
             stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # for `lab`
             text=True,
         )
         for index in range(processes)
