@@ -37,6 +37,7 @@ _SYMBOLS = str.maketrans(
         "⊥": r"\perp ",
         "∥": r"\parallel ",
         "∈": r"\in ",
+        "∉": r"\notin ",
         "∪": r"\cup ",
         "∩": r"\cap ",
         "∅": r"\emptyset ",

@@ -139,6 +139,7 @@ def test_contamination_sees_through_markup_and_never_matches_nothing():
         (r"\Omega \varphi", "Ω ϕ"),
         ("\U0001d6fc+1", r"\alpha + 1"),
         (r"\angle ABC", "∠ABC"),
+        (r"x \not\in A", "x ∉ A"),
         (r"\triangle ABC", "△ABC"),
         (r"3\cdot4", "3⋅4"),
         (r"x \to \infty", "x→∞"),
