@@ -73,7 +73,7 @@ def test_without_torch_its_rows_are_skipped_and_with_a_broken_one_wrong(
 ):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(TORCH[torch])
-    paths = [tmp_path, repo / "experiments" / "light", repo]
+    paths = [tmp_path, repo / "experiments" / "light", repo / "experiments", repo]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-c", THEIRS.format(part=part)]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True)
