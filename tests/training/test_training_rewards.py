@@ -357,7 +357,7 @@ def test_shaping_that_is_off_changes_nothing():
             -1.0,
             "config.reward.format_weight must be 0 .off. or more; got -1.0",
         ),
-        ("reward.length_alpha", float("nan"), "config.reward.length_alpha must be 0"),
+        ("reward.length_alpha", float("nan"), "config.reward.length_alpha must be a finite number"),
         ("reward.accuracy_weight", 0.0, "config.reward.accuracy_weight must be positive; got 0.0"),
         ("reward.memory_limit_mb", -1, "config.reward.memory_limit_mb must be 0"),
         (
