@@ -67,7 +67,7 @@ def last_box(text: str) -> str | None:
 
 
 def _braceless(text: str, start: int) -> int | None:
-    """Where a box without braces ends; None where it holds nothing."""
+    """Index of the end of a box without braces; None if the box is empty."""
     end = _BRACELESS.match(text, start).end()
     ended = _BRACELESS_END.match(text, end)
     if ended is None or ended["word"] in _CHANGES:
@@ -132,12 +132,14 @@ def characters(text: str) -> str:
     return "".join(found)
 
 
-# Superscripts and subscripts of Unicode: a run of them is one.
+# Unicode superscripts and subscripts. Adjacent ones are one exponent or one index.
 _RAISED = {"<super>": "^", "<sub>": "_"}
 
 
 def _kind(c: str) -> str:
-    """How a character is made of others; "Cf" for one that shows nothing."""
+    """The tag of a character's Unicode decomposition if it is a fraction, a superscript or a
+    subscript; "Cf" if the character is invisible; else "".
+    """
     kind = unicodedata.decomposition(c).partition(" ")[0]
     if kind in ("<fraction>", *_RAISED):
         return kind
@@ -219,7 +221,7 @@ _MAGNITUDE = re.compile(
 
 
 def magnitudes(text: str) -> str:
-    r"""5 million and 5 \text{ million dollars} as digits; a dozen is 12."""
+    r"""Writes 5 million and 5 \text{ million dollars} as digits; a dozen is 12."""
     before = None
     while text != before:
         before = text
@@ -497,7 +499,7 @@ def unit(text: str) -> str | None:
 
 
 def _one_spelling(tail: str) -> str | None:
-    """A unit with powers as "m^2/s"; None unless all its words are known."""
+    """One spelling of a unit with powers, such as "m^2/s"; None if a word of it is unknown."""
     tail = re.sub(r"\\frac\{(.*)\}\{(.*)\}", r"\1/\2", tail)
     tail = re.sub(r"\\(?:text|cdot)|[{}]", " ", re.sub(r"\bper\b", "/", tail))
     parts: list[str] = []

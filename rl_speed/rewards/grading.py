@@ -261,7 +261,7 @@ def _bracketed(text):
 
 
 def _parts(text):
-    """The parts of a bare list, as texts that are compared."""
+    """Parts of a bare list, in the form in which texts are compared."""
     return [_plain(part) for part in normalise(text).split(",")]
 
 
@@ -311,12 +311,12 @@ _MARKER = re.compile(r"answer\s*(?:is)?\s*:[\s*]*(\S.*)", re.IGNORECASE)
 # No quantifier here backtracks: a long text is read once.
 _ATOM = r"(?:\\[A-Za-z]++|\d++(?:[.,]\d++)*+|[!^_(){}\[\]]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _JOIN = r"(?:\s*(?:[-+*/=<>,;:]|(?:and|or)\b)\s*|)"
-# Where an explanation may begin behind an answer.
+# An explanation may begin here, after an answer.
 _CLAUSE = re.compile(
     r"(?<!\.)\.(?:\s|$)|[,;]\s+(?=[A-Za-z]{2,})(?!and\b|or\b)|\s+\((?=[A-Za-z])"
     r"|\s+(?=(?:because|since|as|which|where|so|for)\b)"
 )
-# Words and signs before or behind a number that make another statement of it.
+# Words and signs before or after a number that change what it states: "at least 5", "5 or 6".
 _MODIFIED = re.compile(
     r"(?:\b(?:not|minus|negative|least|most|than|except|unless|root of|about|roughly|never|of"
     r"|without|between|to)|[<>≥≤≠±~≈^]|\\(?:ge|le|geq|leq|ne|neq|pm|approx)\b)\s*(?:\$\s*)?$",
@@ -379,7 +379,7 @@ def _whole(text, found):
     formula = min((found.start(n) for n in groups if "_latex" in n and groups[n]), default=0)
     before = re.sub(r"(?:\$+|\\[(\[])$", "", text[max(0, formula - 30) : formula])
     if _MODIFIED.search(before):
-        return before + found[0]  # which cannot be read
+        return before + found[0]  # as a whole, which is not readable
     formulas = [v for name, v in groups.items() if "_latex" in name and v]
     if formulas:
         percent = [v for name, v in groups.items() if name.endswith("percent") and v]

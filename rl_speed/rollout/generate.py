@@ -28,6 +28,9 @@ from rl_speed.sampling import (
 from rl_speed.sampling.sampler import samples_of
 from rl_speed.sampling.sharded import advance_sharded, begin_sharded
 
+# Calls of less work (parameters times tokens) stay one program: they end within seconds on a CPU,
+# and parts would take 5% longer there.
+_LEAST_WORK = 1e10
 # Target seconds of one part of a call: the host checks `stop` between parts.
 _PART_S = (0.5, 2.0)
 
@@ -199,7 +202,7 @@ class Generator:
         `activity` shows its progress. The function is called before each part, from another thread;
         True ends this call and those after it (`CallStopped`). Samples are bit for bit the same. Do
         not set it with several processes, which cannot agree on it. Ignored with several devices on
-        `tensor`.
+        `tensor`, and in calls that are short (`_LEAST_WORK`).
     """
 
     def __init__(
@@ -307,7 +310,9 @@ class Generator:
 
     def _launch(self, params: Any, contexts: Contexts, requests: Requests, total: int) -> Samples:
         call = (self._decoder, params, contexts, requests, self._key, self.config, self._mesh)
-        in_one = self.stop is None or self._mesh.shape["tensor"] > 1
+        tokens = self.shards * self._requests * self.config.max_new
+        work = tokens * sum(x.size for x in jax.tree.leaves(params))
+        in_one = self.stop is None or self._mesh.shape["tensor"] > 1 or work < _LEAST_WORK
         samples = sample_sharded(*call) if in_one else self._in_parts(call, total)
         # Drops kept_logmass, a third of the data, before the transfer: the host does not use it.
         return gathered(samples.replace(kept_logmass=None), self._mesh)

@@ -100,6 +100,19 @@ def test_parts_of_any_number_of_steps_give_the_samples_of_one_program(policy, me
             np.testing.assert_array_equal(value, getattr(whole, name), err_msg=name)
 
 
+@pytest.fixture
+def no_call_is_short(monkeypatch):
+    monkeypatch.setattr(generate, "_LEAST_WORK", 0)
+
+
+def test_a_short_call_stays_one_program(monkeypatch):
+    generator = generator_of("toy", {})
+    generator.stop = lambda: pytest.fail("looked at")
+    monkeypatch.setattr(generate, "begin_sharded", None)
+    assert len(generator(toy.params(), requests())[0]) == sum(r.count for r in requests())
+
+
+@pytest.mark.usefixtures("no_call_is_short")
 def test_the_generator_in_parts_draws_the_same_and_says_how_far_it_is(monkeypatch):
     counts = []
     generator = generator_of("toy", {"data": 2})
@@ -118,6 +131,7 @@ def test_the_generator_in_parts_draws_the_same_and_says_how_far_it_is(monkeypatc
     assert len(counts) == 1 + -(-cost.decode_steps // 2)
 
 
+@pytest.mark.usefixtures("no_call_is_short")
 def test_parts_follow_the_clock(monkeypatch):
     """Short ones are doubled and long ones halved, so that looking costs next to nothing."""
     generator = generator_of("toy", {})
@@ -146,6 +160,7 @@ def endless():
     )
 
 
+@pytest.mark.usefixtures("no_call_is_short")
 @pytest.mark.parametrize("mesh", [{}, {"data": 2}], ids=["one shard", "two"])
 def test_a_stop_ends_a_call_after_the_part_under_way(monkeypatch, mesh):
     """Set in another thread, while the third part is made; calls behind it are ended, too."""
@@ -184,6 +199,7 @@ def test_a_stop_ends_a_call_after_the_part_under_way(monkeypatch, mesh):
     assert parts == [16] * 3 and sum(parts) < limit
 
 
+@pytest.mark.usefixtures("no_call_is_short")
 def test_several_devices_on_tensor_stay_one_program(monkeypatch):
     generator = generator_of("toy", {"tensor": 2})
     generator.stop = lambda: pytest.fail("looked at")
