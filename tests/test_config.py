@@ -3,6 +3,7 @@ and every shipped file is a valid one.
 """
 
 import dataclasses
+import math
 
 import pytest
 
@@ -11,6 +12,7 @@ from rl_speed.config import Config, flatten, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
+from rl_speed.sampling.rules import count_bounds
 from rl_speed.sft.config import SFTConfig
 
 
@@ -64,8 +66,17 @@ def test_no_field_takes_a_number_that_is_not_finite(value):
             config = made()
             section, leaf = name.split(".")
             setattr(getattr(config, section), leaf, value)
+            if name in ("rule.low", "rule.high") and not math.isnan(value):
+                continue  # see the test below
             with pytest.raises(ValueError, match=f"config.{name} must be a finite number, got"):
                 config.validate()
+
+
+def test_infinite_thresholds_accept_every_group():
+    config = Config()
+    config.rule.low, config.rule.high = -math.inf, math.inf
+    rule = config.validate().make_rule()
+    assert count_bounds(rule.low, rule.high, 4) == (0, 4)
 
 
 def test_the_numbers_of_a_loss_are_finite():

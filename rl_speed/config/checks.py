@@ -691,6 +691,10 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         )
 
 
+# Thresholds that a rate can never reach: -inf and inf accept every group.
+_MAY_BE_INFINITE = ("rule.low", "rule.high")
+
+
 def check_types(c: Any) -> None:
     """Checks any configuration for unknown fields (a dataclass takes them silently), wrong types,
     numbers that are not finite, and paths that are not of this machine's file systems.
@@ -719,6 +723,7 @@ def check_types(c: Any) -> None:
             elif kind in (bool, int, float, str) and type(value) is not kind:
                 raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
             if kind is float and not math.isfinite(value):
-                raise ValueError(f"config.{path}{name} must be a finite number, got {value!r}")
+                if f"{path}{name}" not in _MAY_BE_INFINITE or math.isnan(value):
+                    raise ValueError(f"config.{path}{name} must be a finite number, got {value!r}")
             if kind is str:
                 check_path(f"config.{path}{name}", value)

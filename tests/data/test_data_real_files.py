@@ -39,7 +39,9 @@ BENCHMARKS = [name for name in FILES if name.startswith("eval/")] + [
 USUAL = ("eval/aime24.jsonl", "eval/math500.jsonl")  # the others with `-m slow`
 # Gold answers that can only be matched word for word, and why. No wrong answer passes.
 KNOWN = {
-    "olympiadbench.jsonl:74": "prose with three conditions: no parser reads it, and words match it"
+    "olympiadbench.jsonl:74": "prose with three conditions: no parser reads it, and words match it",
+    "deepscaler_40k.jsonl.gz:40042": "9:24, a time of day: morning or evening is not said",
+    "math_train.jsonl.gz:4716": "4:51:06, a time of day",
 }
 
 

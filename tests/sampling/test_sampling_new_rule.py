@@ -123,8 +123,8 @@ def test_method_trains(rule_class, tmp_path):
     assert config.validate().make_rule() == rule_class(8, 4, 0.2, 0.8)
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
-    assert [r["groups"] for r in records] == [4, 4] and all(
-        r["skipped"] == 0 and r["grad_norm"] > 0 for r in records
+    assert [r["train/groups"] for r in records] == [4, 4] and all(
+        r["train/skipped"] == 0 and r["train/grad_norm"] > 0 for r in records
     )
     assert summary["prompts"]["rejected"] > 0
 

@@ -216,13 +216,20 @@ class Process:
     def __init__(self, python: str, program: str, work: Path, said: Path, patience: float):
         self._said = said
         self._patience = patience
+        # Our own programs import `lab`. Not all of sys.path: another environment has its packages.
+        path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with said.open("wb") as errors:
             self._process = subprocess.Popen(
                 [python, str(PROGRAMS / f"{program}.py"), str(work)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env={
+                    **os.environ,
+                    "HF_HUB_OFFLINE": "1",
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "PYTHONPATH": os.pathsep.join(path),
+                },
             )
 
     def ask(self, turn: int) -> dict[str, Any]:
