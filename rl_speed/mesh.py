@@ -118,7 +118,9 @@ def own_axes(mesh: Mesh) -> set[str]:
     return set(AXES) if mesh.shape["tensor"] == 1 else set(ROWS)
 
 
-def over_tensor(function: Callable, split: Sequence[int | None], out: Any, *args: Any) -> Any:
+def over_tensor(
+    function: Callable, split: Sequence[int | None], out: Any, args: Sequence[Any]
+) -> Any:
     """Runs function(*args) on each device of `tensor` for its shard of the heads.
 
     Outside a row shard's program, or if `tensor` is not an axis of the partitioner, the function

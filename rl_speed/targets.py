@@ -58,9 +58,15 @@ NVIDIA = "www.nvidia.com/en-us/data-center/"
 _H100 = (3_350_000_000_000, 84_929_347_584)
 _H200 = (4_800_000_000_000, 150_754_820_096)
 CHIPS = {
-    "v5e": Chip("tpu", 2, 197e12, 819e9, 16 * GIB, TPU + "v5e", 1.5e9),
-    "v5p": Chip("tpu", 3, 459e12, 2765e9, 95 * GIB, TPU + "v5p", 1.75e9),
-    "v6e": Chip("tpu", 2, 918e12, 1640e9, 32 * GIB, TPU + "v6e", 1.75e9),
+    "v5e": Chip(
+        "tpu", 2, 197e12, bandwidth=819e9, memory=16 * GIB, source=TPU + "v5e", clock=1.5e9
+    ),
+    "v5p": Chip(
+        "tpu", 3, 459e12, bandwidth=2765e9, memory=95 * GIB, source=TPU + "v5p", clock=1.75e9
+    ),
+    "v6e": Chip(
+        "tpu", 2, 918e12, bandwidth=1640e9, memory=32 * GIB, source=TPU + "v6e", clock=1.75e9
+    ),
     "h100": Chip("gpu", 1, 989e12, *_H100, NVIDIA + "h100", described="H100 80GB HBM3"),
     "h200": Chip("gpu", 1, 989e12, *_H200, NVIDIA + "h200", described="H200"),
 }

@@ -103,7 +103,7 @@ ABLATION = Ablation(
                 Column("resolved in 2 rounds (share)", share_of_groups("round/resolved_2")),
                 Column("resolved at all (share)", share_of_groups("round/resolved_4")),
                 Column("informative groups", per_step("train/informative_groups")),
-                Column("all right (share)", per_step("train/all_right")),
+                Column("all right (share)", per_step("train/all_correct")),
                 Column("first-round accuracy, end", last_steps("rollout/first_accuracy")),
             ),
         ),

@@ -67,7 +67,7 @@ ABLATION = Ablation(
                 Column("held-out responses cut off", final("eval/truncated")),
                 Column("length trained on (tokens)", per_step("train/length"), 2),
                 Column("reward", per_step("train/reward")),
-                Column("groups of right answers alone", per_step("train/all_right")),
+                Column("groups of right answers alone", per_step("train/all_correct")),
             ),
         ),
     ),

@@ -67,7 +67,7 @@ ABLATION = Ablation(
                 BY_CLASS,
                 Column("held-out length (tokens)", final("eval/length"), 2),
                 Column("informative groups", per_step("train/informative_groups")),
-                Column("groups of right answers alone", per_step("train/all_right")),
+                Column("groups of right answers alone", per_step("train/all_correct")),
                 TOKENS_A_SAMPLE,
                 TOKENS,
                 SECONDS,

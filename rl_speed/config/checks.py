@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import importlib.util
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl_speed.config.paths import check_path
@@ -47,15 +48,17 @@ def check(c: "Config") -> None:
     _check_loss(c)
     _require_one(
         c,
-        "rule.n",
-        "driver.groups",
-        "driver.screen_prompts",
-        "driver.max_calls",
-        "training.steps",
-        "training.minibatches",
-        "training.max_skipped",
-        "data.max_prompt_length",
-        "checkpoints.keep",
+        [
+            "rule.n",
+            "driver.groups",
+            "driver.screen_prompts",
+            "driver.max_calls",
+            "training.steps",
+            "training.minibatches",
+            "training.max_skipped",
+            "data.max_prompt_length",
+            "checkpoints.keep",
+        ],
     )
     if c.data.task == "jsonl" and not c.data.train:
         raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
@@ -63,12 +66,14 @@ def check(c: "Config") -> None:
     _check_order(c)
     _require(
         c,
-        (
-            "sampler.temperature",
-            c.sampler.temperature == 0 or c.sampler.temperature >= _LEAST_TEMPERATURE,
-            f"{_LEAST_TEMPERATURE:g} or more: below, the samples of a group are all alike, and "
-            "nothing is learned from them",
-        ),
+        [
+            (
+                "sampler.temperature",
+                c.sampler.temperature == 0 or c.sampler.temperature >= _LEAST_TEMPERATURE,
+                f"{_LEAST_TEMPERATURE:g} or more: below, the samples of a group are all alike, and "
+                "nothing is learned from them",
+            )
+        ],
     )
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
@@ -124,7 +129,7 @@ def _check_generation_mesh(c: "Config") -> None:
     axes = (g.data, g.fsdp, g.tensor)
     lag = c.driver.lag
     given = any(axes)
-    _require(c, ("driver.lag", lag in (0, 1), "0 or 1"))
+    _require(c, [("driver.lag", lag in (0, 1), "0 or 1")])
     if c.driver.where == "in_loop" and (lag or given or g.devices == "own"):
         raise ValueError(
             "config.driver.where='in_loop' is one program on one mesh: it takes neither "
@@ -194,27 +199,31 @@ def check_evaluation(c: "Config") -> None:
     check_options(c)
     _require_one(
         c,
-        "evaluation.samples",
-        "sampler.slots",
-        "sampler.max_new",
-        "reward.workers",
-        "reward.integer_window",
-        "reward.batch_size",
-        "mesh.data",
-        "mesh.fsdp",
-        "mesh.tensor",
+        [
+            "evaluation.samples",
+            "sampler.slots",
+            "sampler.max_new",
+            "reward.workers",
+            "reward.integer_window",
+            "reward.batch_size",
+            "mesh.data",
+            "mesh.fsdp",
+            "mesh.tensor",
+        ],
     )
     e = c.evaluation
     r = c.reward
     longest = c.data.max_prompt_length
     _require(
         c,
-        ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
-        ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
-        ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
-        ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"),
-        # Seeds of 2**32 and above repeat the keys of smaller ones.
-        ("seed", 0 <= c.seed < 2**32, "0 or more, and less than 2**32"),
+        [
+            ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
+            ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
+            ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
+            ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"),
+            # Seeds of 2**32 and above repeat the keys of smaller ones.
+            ("seed", 0 <= c.seed < 2**32, "0 or more, and less than 2**32"),
+        ],
     )
     most = c.most_evaluation_samples
     field = "evaluation.samples" if most == e.samples else "data.eval"
@@ -226,8 +235,10 @@ def check_evaluation(c: "Config") -> None:
         )
     _require(
         c,
-        ("reward.memory_limit_mb", r.memory_limit_mb >= 0, "0 (no limit) or more"),
-        ("reward.timeout_s", r.timeout_s > 0, "positive"),
+        [
+            ("reward.memory_limit_mb", r.memory_limit_mb >= 0, "0 (no limit) or more"),
+            ("reward.timeout_s", r.timeout_s > 0, "positive"),
+        ],
     )
     if r.stall_s and not r.stall_s >= r.timeout_s:
         raise ValueError(
@@ -237,15 +248,15 @@ def check_evaluation(c: "Config") -> None:
         )
 
 
-def _require(c: "Config", *rules: tuple[str, bool, str]) -> None:
+def _require(c: "Config", rules: Sequence[tuple[str, bool, str]]) -> None:
     """Checks rules of the form (field, whether its value is allowed, the allowed values)."""
     for name, ok, want in rules:
         if not ok:
             raise ValueError(f"config.{name} must be {want}; got {c.get(name)!r}")
 
 
-def _require_one(c: "Config", *names: str) -> None:
-    _require(c, *((name, c.get(name) >= 1, "at least 1") for name in names))
+def _require_one(c: "Config", names: Sequence[str]) -> None:
+    _require(c, [(name, c.get(name) >= 1, "at least 1") for name in names])
 
 
 def check_options(c: Any) -> None:
@@ -299,7 +310,7 @@ def _check_files(c: "Config") -> None:
     for name in ("question_field", "eval_question_field"):
         question_parts(getattr(d, name), f"config.data.{name}")
     form = prompt_format(d.prompt)
-    _require(c, ("data.hold_out", d.hold_out >= 0, "0 (none) or more"))
+    _require(c, [("data.hold_out", d.hold_out >= 0, "0 (none) or more")])
     policy = POLICIES.get(c.model.path)
     if d.task in TASKS:
         if policy and policy.name != d.task:
@@ -352,14 +363,20 @@ def _check_order(c: "Config") -> None:
     d = c.data
     _require(
         c,
-        ("data.keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
-        ("data.keep_high", d.keep_low <= d.keep_high <= 1, "between config.data.keep_low and 1"),
-        ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
-        ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
-        ("data.forecast_memory", d.forecast_memory >= 1, "1 or more"),
-        ("data.worth_power", 0 <= d.worth_power <= 1, "in [0, 1]"),
-        ("data.forecast_buckets", 1 <= d.forecast_buckets <= 4096, "between 1 and 4096"),
-        ("data.forecast_decay", 0 < d.forecast_decay <= 1, "in (0, 1]"),
+        [
+            ("data.keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
+            (
+                "data.keep_high",
+                d.keep_low <= d.keep_high <= 1,
+                "between config.data.keep_low and 1",
+            ),
+            ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
+            ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
+            ("data.forecast_memory", d.forecast_memory >= 1, "1 or more"),
+            ("data.worth_power", 0 <= d.worth_power <= 1, "in [0, 1]"),
+            ("data.forecast_buckets", 1 <= d.forecast_buckets <= 4096, "between 1 and 4096"),
+            ("data.forecast_decay", 0 < d.forecast_decay <= 1, "in (0, 1]"),
+        ],
     )
     _check_forecast(c)
     needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
@@ -386,7 +403,7 @@ def _check_order(c: "Config") -> None:
 def _check_forecast(c: "Config") -> None:
     """Checks that a forecast has what it needs, and that `adaptive_speed` has a forecast."""
     if c.data.order == "forecast":
-        _require(c, ("rule.n", c.rule.n >= 2, "at least 2 for config.data.order='forecast'"))
+        _require(c, [("rule.n", c.rule.n >= 2, "at least 2 for config.data.order='forecast'")])
     if c.rule.name != "adaptive_speed":
         return
     if c.data.order != "forecast" or c.estimate.kind != "none":
@@ -421,7 +438,7 @@ def _check_depth(c: "Config") -> None:
             "config.driver.continuation='at_once', config.driver.groups + "
             "config.driver.screen_prompts: all that a call accepts completes in the next"
         )
-    _require(c, ("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more"))
+    _require(c, [("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more")])
     if d.buffer_groups < d.groups * (1 + d.depth):
         raise ValueError(
             f"config.driver.buffer_groups ({d.buffer_groups}) must hold "
@@ -444,16 +461,18 @@ def _check_rewards(c: "Config") -> None:
     _check_functions(r)
     _require(
         c,
-        ("reward.accuracy_weight", r.accuracy_weight > 0, "positive"),
-        *(
-            (name, c.get(name) >= 0, "0 (off) or more")
-            for name in (
-                "reward.format_weight",
-                "reward.language_weight",
-                "reward.length_alpha",
-                "objective.reference_every",
-            )
-        ),
+        [
+            ("reward.accuracy_weight", r.accuracy_weight > 0, "positive"),
+            *(
+                (name, c.get(name) >= 0, "0 (off) or more")
+                for name in (
+                    "reward.format_weight",
+                    "reward.language_weight",
+                    "reward.length_alpha",
+                    "objective.reference_every",
+                )
+            ),
+        ],
     )
     if r.format_weight and not (r.think_open and r.think_close):
         raise ValueError(
@@ -497,7 +516,7 @@ def _check_functions(r: "Reward") -> None:
 
 def _check_logging(c: "Config") -> None:
     """Checks settings of the writers."""
-    _require(c, ("logging.text_every", c.logging.text_every >= 0, "0 (none) or more"))
+    _require(c, [("logging.text_every", c.logging.text_every >= 0, "0 (none) or more")])
     for name in ("wandb", "trackio"):
         if getattr(c.logging, name):
             require_package(name, f"config.logging.{name} is set")
@@ -543,13 +562,15 @@ def _check_pools(c: "Config") -> None:
     e = c.estimate
     _require(
         c,
-        ("objective.weight_power", o.weight_power > 0, "positive"),
-        ("objective.weight_cap", o.weight_cap >= 0, "0 (no bound) or positive"),
-        ("estimate.decay", 0 < e.decay <= 1, "in (0, 1]"),
-        ("estimate.prior_a", e.prior_a > 0, "positive"),
-        ("estimate.prior_b", e.prior_b > 0, "positive"),
-        ("estimate.learning_rate", e.learning_rate > 0, "positive"),
-        ("estimate.hidden", e.hidden >= 0, "0 (linear) or positive"),
+        [
+            ("objective.weight_power", o.weight_power > 0, "positive"),
+            ("objective.weight_cap", o.weight_cap >= 0, "0 (no bound) or positive"),
+            ("estimate.decay", 0 < e.decay <= 1, "in (0, 1]"),
+            ("estimate.prior_a", e.prior_a > 0, "positive"),
+            ("estimate.prior_b", e.prior_b > 0, "positive"),
+            ("estimate.learning_rate", e.learning_rate > 0, "positive"),
+            ("estimate.hidden", e.hidden >= 0, "0 (linear) or positive"),
+        ],
     )
     wants = [
         name
@@ -585,7 +606,7 @@ def _check_replay(c: "Config") -> None:
                 "config.replay.cache is given, but config.replay.window is 'none': "
                 "nothing would be replayed"
             )
-        _require(c, ("replay.normaliser", r.normaliser == "trained", "'trained' without replay"))
+        _require(c, [("replay.normaliser", r.normaliser == "trained", "'trained' without replay")])
         return
     if r.normaliser == "response" and c.objective.aggregation not in OVER_LENGTHS:
         raise ValueError(
@@ -599,18 +620,20 @@ def _check_replay(c: "Config") -> None:
         )
     _require(
         c,
-        (
-            "replay.eps",
-            0 <= r.eps <= 1 or r.eps == -1,
-            "in [0, 1], or -1 (the first response is kept for ever)",
-        ),
-        ("replay.length", r.length >= 0, "0 or more"),
-        ("replay.max_tokens", r.max_tokens >= 0, "0 (no bound) or more"),
-        (
-            "replay.max_new",
-            r.max_new >= -1,
-            "-1 (as many as were cut off), 0 (config.sampler.max_new) or more",
-        ),
+        [
+            (
+                "replay.eps",
+                0 <= r.eps <= 1 or r.eps == -1,
+                "in [0, 1], or -1 (the first response is kept for ever)",
+            ),
+            ("replay.length", r.length >= 0, "0 or more"),
+            ("replay.max_tokens", r.max_tokens >= 0, "0 (no bound) or more"),
+            (
+                "replay.max_new",
+                r.max_new >= -1,
+                "-1 (as many as were cut off), 0 (config.sampler.max_new) or more",
+            ),
+        ],
     )
     if r.max_new > c.sampler.max_new:
         raise ValueError(

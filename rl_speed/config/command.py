@@ -257,9 +257,9 @@ def parse_flags(
             flags.FLAGS.set_default("config", default)
         left = flags.FLAGS([arguments[0], *given])
     except flags.Error as error:
-        told, _, trace = str(error).partition("Error whilst parsing config file:")
+        message, _, trace = str(error).partition("Error whilst parsing config file:")
         # An error in a configuration file comes with its traceback; the last line has the message.
-        fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
+        fail(" ".join((message + trace.strip().rpartition("\n")[2]).split()))
     if problems := list(check_paths([("argument", word) for word in left[1:]])):
         fail("\n".join(problems))
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None

@@ -73,11 +73,11 @@ class AdaptiveOrder(Protocol):
     def observe(
         self,
         index: Sequence[int],
-        positive: Sequence[int],
+        correct: Sequence[int],
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
-        """Report finished prompts: of `total` samples each, `positive` were correct. `tokens` is
+        """Report finished prompts: `correct` of the `total` samples of each. `tokens` is
         the mean per sample, NaN if unknown.
         """
 
@@ -114,11 +114,11 @@ class VisitOrder:
     def observe(
         self,
         index: Sequence[int],
-        positive: Sequence[int],
+        correct: Sequence[int],
         total: Sequence[int],
         tokens: Sequence[float] = (),
     ) -> None:
-        del positive, total, tokens
+        del correct, total, tokens
         np.add.at(self._visits, np.asarray(index, np.int64), 1)
 
     def metrics(self, serial: int) -> dict[str, float]:
@@ -145,7 +145,7 @@ class Forecast(Protocol):
     def update(
         self,
         index: Sequence[int],
-        positive: Sequence[int],
+        correct: Sequence[int],
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None: ...
@@ -206,11 +206,11 @@ class ForecastOrder:
     def observe(
         self,
         index: Sequence[int],
-        positive: Sequence[int],
+        correct: Sequence[int],
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
-        self.forecast.update(index, positive, total, tokens)
+        self.forecast.update(index, correct, total, tokens)
 
     def metrics(self, serial: int) -> dict[str, float]:
         """Share of the prompts that left within the last epoch, and the forecast's metrics."""

@@ -88,7 +88,6 @@ class PromptStream:
         if self._size is not None and order is None:
             order = shuffled(self._size, seed) if shuffle else in_file_order(self._size)
         self._seed = seed
-        self._shuffle = shuffle
         self._order = order
         self._adaptive = None if isinstance(order, EpochOrder) else order
         self._serial = 0
@@ -143,11 +142,11 @@ class PromptStream:
     def observe(
         self,
         prompts: Sequence[Prompt],
-        positive: Sequence[int],
+        correct: Sequence[int],
         total: Sequence[int],
         tokens: Sequence[float] | None = None,
     ) -> None:
-        """Report finished prompts, each once: of `total` samples `positive` were correct, with
+        """Report finished prompts, each once: `correct` of `total` samples, with
         `tokens` sampled tokens on average (NaN or None if unknown). Only orders that depend on
         results use it.
 
@@ -162,7 +161,7 @@ class PromptStream:
             raise ValueError(f"visits {sorted(back)} were observed, but had been put back")
         tokens = [np.nan] * len(prompts) if tokens is None else tokens
         index = [self._out.pop(prompt.visit) for prompt in prompts]
-        self._adaptive.observe(index, positive, total, tokens)
+        self._adaptive.observe(index, correct, total, tokens)
 
     def _check_out(self, prompts: Sequence[Prompt], what: str) -> None:
         for prompt in prompts:
@@ -211,7 +210,6 @@ class PromptStream:
             "returned": " ".join(map(str, self._returned)),
             "seed": self._seed,
             "size": -1 if self._size is None else self._size,
-            "shuffle": int(self._shuffle),
             "order": self._order_name,
             "data": self._digest,
         }
@@ -230,18 +228,12 @@ class PromptStream:
             of them).
         """
         mine = self.state_dict()
-        saved = {name: int(state[name]) for name in ("seed", "size", "shuffle")}
-        # A state from before orders existed has none.
-        saved["order"] = state.get(
-            "order", "source" if saved["size"] < 0 else "shuffle" if saved["shuffle"] else "file"
-        )
-        saved["data"] = state.get("data", mine["data"])  # older states have none
-        for name, value in saved.items():
-            if value != mine[name]:
+        for name in ("seed", "size", "order", "data"):
+            if state[name] != mine[name]:
                 raise ValueError(
-                    f"the saved prompt stream has {name} {value}, this one {mine[name]}: the same "
-                    "visits would be other prompts. Resume with the data, order and "
-                    "seed of the saved run."
+                    f"the saved prompt stream has {name} {state[name]}, this one {mine[name]}: the "
+                    "same visits would be other prompts. Resume with the data, order and seed of "
+                    "the saved run."
                 )
         self._serial = int(state["serial"])
         self._returned = [int(visit) for visit in str(state["returned"]).split()]

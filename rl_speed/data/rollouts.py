@@ -184,7 +184,7 @@ class Rollouts:
         return np.bincount(self.owner, minlength=len(self.prompts))
 
     @property
-    def right(self) -> np.ndarray:
+    def correct_counts(self) -> np.ndarray:
         """i64[P], correct samples of each prompt."""
         return np.bincount(self.owner[self.correct], minlength=len(self.prompts))
 
@@ -231,11 +231,8 @@ def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
         return []
     sizes = np.asarray(packed["group_sizes"])
     widths = np.asarray(packed["widths"])
-    # Fields that an older checkpoint lacks get their defaults.
     flat = {
-        name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1])
-        for name in SAMPLE_FIELDS
-        if name in packed
+        name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1]) for name in SAMPLE_FIELDS
     }
     tokens_in_group = [int(lengths.sum()) for lengths in flat["lengths"]]
     ragged = {

@@ -157,11 +157,11 @@ def run(
         policy.decoder,
         sampler,
         mesh,
-        pieces,
-        pieces * piece,
-        piece,
-        prompt_length,
-        build.Keys.of(config.seed).evaluate,
+        prompts=pieces,
+        samples=pieces * piece,
+        per_prompt=piece,
+        prompt_length=prompt_length,
+        key=build.Keys.of(config.seed).evaluate,
     )
     calls = plan_calls(prompts, samples, pieces, piece, file.done)
     cost = GenerationStats()
@@ -264,15 +264,15 @@ def evaluate_policy(
                 policy,
                 sets,
                 config,
-                mesh,
-                judge,
-                folder,
-                {**facts, "policy": name},
-                overwrite,
-                lambda: bool(stop),
-                progress,
-                asked,
-                questions_per_call,
+                mesh=mesh,
+                judge=judge,
+                folder=folder,
+                notes={**facts, "policy": name},
+                overwrite=overwrite,
+                stop=lambda: bool(stop),
+                progress=progress,
+                k=asked,
+                questions_per_call=questions_per_call,
             )
         except Interrupted as error:
             # By the next start the run may have a newer checkpoint.

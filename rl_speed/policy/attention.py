@@ -73,7 +73,7 @@ class DecodeAttention:
         if min(self.block, self.rows, self.samples) < 1:
             raise ValueError(f"block, rows and samples must be at least 1; got {self}")
 
-    def way(self, positions: int, model: ModelConfig) -> str:
+    def select_kernel(self, positions: int, model: ModelConfig) -> str:
         """Select the kernel ("dense", "ragged" or "pallas") of a part with room for `positions`."""
         if self.kind == "pallas" and model.platform != "tpu" and gpu_kernel() is None:
             return "dense"
@@ -87,7 +87,7 @@ class DecodeAttention:
 
     def on_tpu(self, model: ModelConfig) -> bool:
         """Whether the TPU kernel attends to contexts and cache at once."""
-        return model.platform == "tpu" and self.way(0, model) == "pallas"
+        return model.platform == "tpu" and self.select_kernel(0, model) == "pallas"
 
     def parts(self, room: int, model: ModelConfig) -> tuple[int, ...]:
         """Positions of each consecutive array that holds a row's cache of `room` positions.
@@ -96,17 +96,17 @@ class DecodeAttention:
         """
         if self.on_tpu(model):
             return (room + -room % decode_kernel.block_of(room),)
-        whole = self.way(room, model) != "ragged" or room <= self.block
+        whole = self.select_kernel(room, model) != "ragged" or room <= self.block
         return (room,) if whole else (self.block, room - self.block)
 
-    def lay(self, k: Array, v: Array, model: ModelConfig) -> "KV":
+    def to_kv_layout(self, k: Array, v: Array, model: ModelConfig) -> "KV":
         """Convert whole contexts' keys and values [C, L, G, K] to the layout that is read."""
         contexts, length, *_ = k.shape
         k, v = (x.astype(self.cache_dtype or x.dtype) for x in (k, v))
         if self.on_tpu(model):
             pad = (0, 0), (0, self.parts(length, model)[0] - length), (0, 0)
             return KV(*(jnp.pad(x.reshape(contexts, length, -1), pad) for x in (k, v)))
-        turned = self.way(length, model) != "pallas"
+        turned = self.select_kernel(length, model) != "pallas"
         return KV(k.transpose((0, 2, 3, 1) if turned else (0, 2, 1, 3)), v.transpose(0, 2, 1, 3))
 
     def empty(self, slots: int, room: int, model: ModelConfig) -> "Cache":
@@ -119,7 +119,7 @@ class DecodeAttention:
         def zeros(*shape):
             return jnp.zeros((slots, model.kv_heads, *shape), dtype)
 
-        turned = self.way(room, model) != "pallas"
+        turned = self.select_kernel(room, model) != "pallas"
 
         def keys(size):
             return (model.head_dim, size) if turned else (size, model.head_dim)
@@ -190,7 +190,7 @@ def combine(a: Part, b: Part) -> Part:
     return Part(a.out * of_a + b.out * of_b, top, a.total * of_a + b.total * of_b)
 
 
-def weigh(scores: Array, mask: Array, mix: Any) -> Part:
+def masked_softmax_part(scores: Array, mask: Array, mix: Any) -> Part:
     """Softmax part of masked scores [..., T]; `mix(weights)` sums the values."""
     scores = jnp.where(mask, scores, MASKED)
     top = scores.max(-1, keepdims=True)
@@ -204,7 +204,7 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
     """Attention to the first `length_S` positions of each row; reads all positions."""
     mask = (jnp.arange(kv.v.shape[2]) < length_S[:, None])[:, None, None]
     scores = jnp.einsum("sgqk,sgkt->sgqt", q_SxGxQxK, kv.k, preferred_element_type=jnp.float32)
-    return weigh(
+    return masked_softmax_part(
         scores,
         mask,
         lambda w: jnp.einsum(
@@ -403,7 +403,7 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
                     "wgqt,wgtk->wgqk", w.astype(q.dtype), v, preferred_element_type=jnp.float32
                 )
 
-        new = combine(jax.tree.map(lambda x: x[row], part), weigh(scores, mask, mix))
+        new = combine(jax.tree.map(lambda x: x[row], part), masked_softmax_part(scores, mask, mix))
         return jax.tree.map(lambda x, y: x.at[put_at].set(y, mode="drop"), part, new)
 
     return jax.lax.fori_loop(
@@ -437,24 +437,24 @@ class Attend:
         self._s = settings
         self._model = model
         self._rows, self._samples = (min(n, len(at_S)) for n in (settings.rows, settings.samples))
-        self._context_way = settings.way(length, model)
-        self._way = settings.way(room, model)
+        self._context_kernel = settings.select_kernel(length, model)
+        self._kernel = settings.select_kernel(room, model)
         if settings.on_tpu(model):
             self._plans = decode_kernel.make_items(
                 context_S,
                 context_length_S,
                 at_S + 1,
-                active_S,
-                contexts,
-                length,
-                room,
-                self._samples,
+                active_S=active_S,
+                contexts=contexts,
+                length=length,
+                room=room,
+                samples=self._samples,
             )
             return
         # Plans for the contexts, the cache's first part, and its second part.
         of_contexts = (context_S, context_length_S)
         behind = None
-        if self._context_way == "ragged":
+        if self._context_kernel == "ragged":
             block = min(settings.block, length)
             of_contexts = plan_contexts(
                 context_S, context_length_S, active_S, contexts, block, self._samples
@@ -482,12 +482,7 @@ class Attend:
             self._on_tpu if tpu else self._attend,
             (1, 1, 1, kv, kv, None),
             (1, kv),
-            q_SxHxK,
-            k_SxGxK,
-            v_SxGxK,
-            context,
-            cache,
-            self._plans,
+            (q_SxHxK, k_SxGxK, v_SxGxK, context, cache, self._plans),
         )
         return out.reshape(len(out), -1), cache
 
@@ -495,18 +490,20 @@ class Attend:
         slots, heads, width = q.shape
         q = q.reshape(slots, -1, heads // k.shape[1], width) * width**-0.5
         (own,) = cache
-        out, own = decode_kernel.attend(q, k, v, context, own, items, self._model.interpret)
+        out, own = decode_kernel.attend(
+            q, k, v, context, own, items=items, interpret=self._model.interpret
+        )
         return out.reshape(slots, heads, width), (KV(*own),)
 
     def _attend(self, q, k, v, context, cache, plans):
         slots, heads, width = q.shape
         q = q.reshape(slots, k.shape[1], -1, width) * width**-0.5
         of_contexts, at_S, behind = plans
-        cache = write(cache, k, v, at_S, turned=self._way != "pallas")
+        cache = write(cache, k, v, at_S, turned=self._kernel != "pallas")
         with jax.named_scope("context"):
             before = self._before(q, context, of_contexts)
         with jax.named_scope("suffix"):
-            after = self._read(self._way, q, cache[0], at_S + 1)
+            after = self._read(self._kernel, q, cache[0], at_S + 1)
             for part in cache[1:]:
                 more = ragged_part(q, part, behind, self._s.block, self._rows, shared=False)
                 after = combine(after, more)
@@ -516,13 +513,13 @@ class Attend:
         return out.astype(k.dtype).reshape(slots, heads, width), cache
 
     def _before(self, q: Array, context: KV, plan: Any) -> Part:
-        if self._context_way == "ragged":
+        if self._context_kernel == "ragged":
             return ragged_part(q, context, plan, self._s.block, self._samples, shared=True)
         context_S, length_S = plan
         gathered = KV(context.k[context_S], context.v[context_S])
-        return self._read(self._context_way, q, gathered, length_S)
+        return self._read(self._context_kernel, q, gathered, length_S)
 
-    def _read(self, way: str, q: Array, kv: KV, length_S: Array) -> Part:
-        if way == "pallas":
+    def _read(self, kernel: str, q: Array, kv: KV, length_S: Array) -> Part:
+        if kernel == "pallas":
             return gpu_part(q, kv, length_S, self._model.platform)
         return dense_part(q, kv, length_S)

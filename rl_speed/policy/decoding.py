@@ -176,7 +176,7 @@ def prefill(
         pool = []
         for layer in params.layers:
             q, k, v = project(layer, x_CxLxD, rope, config)
-            pool.append(attention.lay(k, v, config))
+            pool.append(attention.to_kv_layout(k, v, config))
             out = causal_attention(q, k, v, config)
             x_CxLxD = x_CxLxD + times(out.reshape(contexts, length, -1), layer["wo"], config)
             x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
@@ -214,12 +214,12 @@ def decode(
             attention,
             config,
             context_index_S,
-            context_length_S,
-            at_S,
-            active_S,
-            contexts,
-            length,
-            room,
+            context_length_S=context_length_S,
+            at_S=at_S,
+            active_S=active_S,
+            contexts=contexts,
+            length=length,
+            room=room,
         )
         # Once per step: XLA would recompute sines for every layer and head.
         rope = jax.lax.optimization_barrier(rope_angles(context_length_S + suffix_length_S, config))

@@ -538,11 +538,11 @@ def require_replaceable(directory: str | os.PathLike) -> Path:
 
 def _is_a_model_alone(path: Path) -> bool:
     try:
-        told = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     alone = not any(inside.is_dir() for inside in path.iterdir())
-    return alone and isinstance(told, dict) and "model_type" in told
+    return alone and isinstance(config, dict) and "model_type" in config
 
 
 def save_hf(

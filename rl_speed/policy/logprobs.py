@@ -81,7 +81,13 @@ def _in_chunks(
     statistics.
     """
     return _forward(
-        table, hidden_CxNxD, targets_CxN, temperature, config, with_entropy, vocabulary
+        table,
+        hidden_CxNxD,
+        targets_CxN,
+        temperature=temperature,
+        config=config,
+        with_entropy=with_entropy,
+        vocabulary=vocabulary,
     )[0]
 
 
@@ -114,22 +120,22 @@ def _backward(config, with_entropy, vocabulary, saved, gradients):
         of_logprob, of_entropy = gradients
         logits = _logits(table, hidden, temperature, config, vocabulary)
         logprobs = logits - kept.top[:, None] - kept.normaliser[:, None]
-        chances = jnp.exp(logprobs)
-        told = vocabulary.ids(logits.shape) == targets[:, None]
-        change = of_logprob[:, None] * (told - chances)
+        probs = jnp.exp(logprobs)
+        one_hot = vocabulary.ids(logits.shape) == targets[:, None]
+        dlogits = of_logprob[:, None] * (one_hot - probs)
         if with_entropy:
-            change -= of_entropy[:, None] * chances * (logprobs + kept.entropy[:, None])
+            dlogits -= of_entropy[:, None] * probs * (logprobs + kept.entropy[:, None])
         of_table, of_temperature = sums
-        of_temperature -= jnp.sum(change * logits) / temperature
+        of_temperature -= jnp.sum(dlogits * logits) / temperature
         # In the compute dtype, like the products that use it.
-        change = (change / temperature).astype(dtype)
+        dlogits = (dlogits / temperature).astype(dtype)
         weight = table.astype(dtype)
         if config.tie_embeddings:
-            of_hidden = product(change, weight)
-            more = product(change.T, hidden)
+            of_hidden = product(dlogits, weight)
+            more = product(dlogits.T, hidden)
         else:
-            of_hidden = product(change, weight.T)
-            more = product(hidden.T, change)
+            of_hidden = product(dlogits, weight.T)
+            more = product(hidden.T, dlogits)
         return (of_table + more, of_temperature), vocabulary.add_up(of_hidden.astype(dtype))
 
     with jax.named_scope("token_logprobs"), full_precision(config):

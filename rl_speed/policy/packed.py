@@ -63,7 +63,7 @@ def causal_attention(q: Array, k: Array, v: Array, config: ModelConfig) -> Array
     def attend(q, k, v):
         return splash.splash_attention(q, k, v, None, q.shape[1], config)
 
-    return over_tensor(attend, (2, 2, 2), 2, q, k, v)
+    return over_tensor(attend, (2, 2, 2), 2, (q, k, v))
 
 
 def banded_attention(
@@ -126,7 +126,7 @@ def stream_attention(
             return splash.splash_attention(q, k, v, segment_ids, windows[-1].size, config)
         return _switched(q, k, v, segment_ids, which, windows, config)
 
-    return over_tensor(attend, (2, 2, 2, None, None), 2, q, k, v, segment_ids, which)
+    return over_tensor(attend, (2, 2, 2, None, None), 2, (q, k, v, segment_ids, which))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))

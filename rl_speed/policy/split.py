@@ -31,14 +31,14 @@ def gather(part: Array, axis: int, tensor: int | None, dtype: str) -> Array:
     def whole(x):
         return jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
 
-    return over_tensor(whole, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
+    return over_tensor(whole, (tensor,), tensor, (part.astype(dtype),)).astype(part.dtype)
 
 
 def _scatter(axis, tensor, dtype, _, gradient):
     def mine(x):
         return jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True)
 
-    return (over_tensor(mine, (tensor,), tensor, gradient),)
+    return (over_tensor(mine, (tensor,), tensor, (gradient,)),)
 
 
 gather.defvjp(lambda part, *settings: (gather(part, *settings), None), _scatter)
@@ -53,14 +53,14 @@ def turn(part: Array, whole: int, split: int, tensor: int | None, dtype: str) ->
     def send(x):
         return jax.lax.all_to_all(x, "fsdp", split, whole, tiled=True)
 
-    return over_tensor(send, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
+    return over_tensor(send, (tensor,), tensor, (part.astype(dtype),)).astype(part.dtype)
 
 
 def _turn_back(whole, split, tensor, dtype, _, gradient):
     def send(x):
         return jax.lax.all_to_all(x, "fsdp", whole, split, tiled=True)
 
-    return (over_tensor(send, (tensor,), tensor, gradient),)
+    return (over_tensor(send, (tensor,), tensor, (gradient,)),)
 
 
 turn.defvjp(lambda part, *settings: (turn(part, *settings), None), _turn_back)

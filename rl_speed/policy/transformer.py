@@ -359,7 +359,7 @@ def dense_attention(
             q, k, v, mask=mask, is_causal=True, implementation=implementation
         )
 
-    return over_tensor(attend, (2, 2, 2, None), 2, q, k, v, segment_ids)
+    return over_tensor(attend, (2, 2, 2, None), 2, (q, k, v, segment_ids))
 
 
 def hidden_states(

@@ -129,10 +129,10 @@ class ReplayCache:
                 f"prompt {group.prompt.id!r} has no visit: the draws of the "
                 "replay cache are keyed by it"
             )
-        take_best, lot, other = np.random.default_rng(
+        take_best, uniform, other = np.random.default_rng(
             [self._seed, group.prompt.visit, _UPDATE]
         ).random(3)
-        best = row = best_sample(group, rows, lot)
+        best = row = best_sample(group, rows, uniform)
         if take_best >= self.eps and len(rows) > 1:
             others = rows[rows != best]
             row = int(others[int(other * len(others))])
@@ -252,12 +252,12 @@ class ReplayCache:
             self._tokens -= len(old.tokens)
 
 
-def best_sample(group: Rollouts, rows: np.ndarray, lot: float) -> int:
-    """Row of highest reward among samples `rows`; `lot` in [0, 1) breaks ties."""
+def best_sample(group: Rollouts, rows: np.ndarray, uniform: float) -> int:
+    """Row of highest reward among samples `rows`; `uniform` in [0, 1) breaks ties."""
     # NaN rewards, of a policy that diverged, are never the highest.
     rewards = np.where(np.isnan(group.rewards[rows]), -np.inf, group.rewards[rows])
     best = rows[rewards == rewards.max()]
-    return int(best[int(lot * len(best))])
+    return int(best[int(uniform * len(best))])
 
 
 def _summed_logprob(group: Rollouts, row: int) -> float:

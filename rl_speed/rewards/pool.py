@@ -62,7 +62,7 @@ class _Worker:
     connection: Connection
     limit_s: float  # processor time for its current work: first its start, then an item
     stall_s: float  # wall-clock time for which it may sleep
-    begun: float  # start of its current work, from time.monotonic()
+    started: float  # start of its current work, from time.monotonic()
     look: float  # when to read its clocks next; infinite when idle
     used: Used  # its use when the current work began
     cold: bool  # no item has succeeded in it, and none was replayed before it was ready
@@ -275,10 +275,10 @@ class WorkerPool:
             process,
             ours,
             limit,
-            STALL_FACTOR * limit,
-            now,
-            now + limit,
-            Used(),
+            stall_s=STALL_FACTOR * limit,
+            started=now,
+            look=now + limit,
+            used=Used(),
             cold=self._known_good is None,
         )
 
@@ -316,8 +316,8 @@ class WorkerPool:
         worker.ready = False
         worker.limit_s = limit
         worker.stall_s = STALL_FACTOR * limit
-        worker.begun = time.monotonic()
-        worker.look = worker.begun + limit
+        worker.started = time.monotonic()
+        worker.look = worker.started + limit
         try:
             worker.connection.send((_PATIENCE * worker.stall_s + _ALARM_S, self._known_good))
         except OSError:
@@ -332,8 +332,8 @@ class WorkerPool:
         except OSError:
             self._lost_idle(worker)
             return False
-        worker.begun = time.monotonic()
-        worker.look = worker.begun + min(worker.limit_s, worker.stall_s)
+        worker.started = time.monotonic()
+        worker.look = worker.started + min(worker.limit_s, worker.stall_s)
         if worker.haunted:
             worker.used = session_use(worker.process.pid)
         return True
@@ -357,7 +357,7 @@ class WorkerPool:
     def _look(self, worker, call, late):
         """Reads the worker's clocks, and ends it if it is over a limit."""
         used = session_use(worker.process.pid) - worker.used
-        wall = time.monotonic() - worker.begun
+        wall = time.monotonic() - worker.started
         over = used.processor_s - worker.limit_s >= _CLOCK_GRAIN_S
         slept = wall - used.processor_s - used.queued_s
         unknown = math.isnan(used.queued_s)

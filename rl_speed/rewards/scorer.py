@@ -50,8 +50,6 @@ class Rollouts(Protocol):
 
 # Keys of the state, beside causes, for the counts of extra rewards and the sums of an unfinished
 # step. No cause has a space.
-_EXTRA = "extra rewards"
-_PARTS = "parts so far"
 # Prefix of a part's name: the scores under it hold the responses for which the part failed.
 _FAILED = "failed "
 
@@ -553,32 +551,22 @@ class RewardScorer:
         `take_parts`.
         """
 
-        def count(workers):
-            return {cause: int(n) for cause, n in workers.counts.items()}
-
-        found = {name: count(workers) for name, workers in self._workers().items()}
         return {
-            **found.get("verifier", {}),
-            **({_EXTRA: found["extra"]} if "extra" in found else {}),
-            **(
-                {_PARTS: json.dumps([self._scored, self._sums, self._numbers])}
-                if self._scored
-                else {}
-            ),
+            "counts": {
+                name: {cause: int(n) for cause, n in workers.counts.items()}
+                for name, workers in self._workers().items()
+            },
+            "parts": json.dumps([self._scored, self._sums, self._numbers]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the counts from a saved state."""
         for name, workers in self._workers().items():
-            counts = (
-                state.get(_EXTRA, {})
-                if name == "extra"
-                else {c: n for c, n in state.items() if c not in (_EXTRA, _PARTS)}
-            )
+            # The configuration may have another verifier or other functions by now.
+            counts = state["counts"].get(name, {})
             workers.counts.update({cause: int(n) for cause, n in counts.items()})
-        # Older checkpoints have no numbers.
-        self._scored, self._sums, *rest = json.loads(state.get(_PARTS, "[0, {}]"))
-        self._numbers = {name: (total, count) for of in rest for name, (total, count) in of.items()}
+        self._scored, self._sums, numbers = json.loads(state["parts"])
+        self._numbers = {name: (total, count) for name, (total, count) in numbers.items()}
 
     def close(self) -> None:
         """End the processes, if there are any."""

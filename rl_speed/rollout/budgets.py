@@ -34,8 +34,8 @@ def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
         return []
     counts = np.asarray(packed["counts"]).reshape(-1, 2).tolist()
     return [
-        (prompt, right, drawn)
-        for prompt, (right, drawn) in zip(unpack_prompts(packed), counts, strict=True)
+        (prompt, correct, drawn)
+        for prompt, (correct, drawn) in zip(unpack_prompts(packed), counts, strict=True)
     ]
 
 

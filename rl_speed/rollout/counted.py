@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 
-def check_counts(ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
+def check_counts(ids: Sequence[str], correct: Sequence[int], total: Sequence[int]) -> None:
     """Checks that each prompt has one count.
 
     Raises ValueError if it has not, or naming a prompt with impossible counts.
     """
-    if not len(ids) == len(positive) == len(total):
+    if not len(ids) == len(correct) == len(total):
         raise ValueError(
-            f"one count for each prompt is needed: {len(ids)} ids, {len(positive)} positive, "
+            f"one count for each prompt is needed: {len(ids)} ids, {len(correct)} correct, "
             f"{len(total)} total"
         )
-    for i, k, n in zip(ids, positive, total):
+    for i, k, n in zip(ids, correct, total):
         if not 0 <= k <= n:
             raise ValueError(f"prompt {i!r}: {k} right of {n} samples cannot be")
 
@@ -47,7 +47,7 @@ class BetaEma:
         self.a = float(a)
         self.b = float(b)
         self.decay = float(decay)
-        self._counts: dict[str, tuple[float, float]] = {}  # id -> (positive, total)
+        self._counts: dict[str, tuple[float, float]] = {}  # id -> (correct, total)
 
     def __len__(self) -> int:
         """Number of prompts that were ever visited."""
@@ -62,15 +62,15 @@ class BetaEma:
         """bool[n]: whether the prompt has counts."""
         return np.array([i in self._counts for i in ids], bool)
 
-    def update(self, ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
-        """Counts one visit of each prompt: `positive` of `total` samples were correct.
+    def update(self, ids: Sequence[str], correct: Sequence[int], total: Sequence[int]) -> None:
+        """Counts one visit of each prompt: `correct` of `total` samples were correct.
 
         Prompts without samples are not visited.
 
         Raises ValueError naming a prompt with impossible counts; nothing is changed then.
         """
-        check_counts(ids, positive, total)
-        for i, k, n in zip(ids, positive, total):
+        check_counts(ids, correct, total)
+        for i, k, n in zip(ids, correct, total):
             if n:
                 old_k, old_n = self._counts.get(i, (0.0, 0.0))
                 self._counts[i] = (self.decay * old_k + float(k), self.decay * old_n + float(n))

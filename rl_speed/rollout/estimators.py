@@ -44,9 +44,9 @@ class Estimator(Protocol):
         """f64[n] in (0, 1). `params`: the policy's weights, as the trainer holds them."""
 
     def update(
-        self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+        self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
     ) -> None:
-        """Learns that `positive` of `total` samples of each prompt were correct.
+        """Learns that `correct` of `total` samples of each prompt were correct.
 
         Raises ValueError naming a prompt with impossible counts.
         """
@@ -64,12 +64,12 @@ class Estimator(Protocol):
 
 
 def calibration(
-    estimates: np.ndarray, positive: Sequence[int], total: Sequence[int]
+    estimates: np.ndarray, correct: Sequence[int], total: Sequence[int]
 ) -> dict[str, float]:
     """Compares estimates with the counts of the visit that followed, as means over samples.
 
     Args:
-      estimates: f64[n] in (0, 1). positive, total: counts of each prompt.
+      estimates: f64[n] in (0, 1). correct, total: counts of each prompt.
 
     Returns:
       bce: -log of the probability given to each sample's outcome, in nats. bce_constant: bce of the
@@ -77,7 +77,7 @@ def calibration(
         below it. brier: (estimate - reward)^2. mean: of the estimates. pass_rate: of the samples;
         `mean` should be near it. Empty if there are no samples.
     """
-    k = np.asarray(positive, np.float64)
+    k = np.asarray(correct, np.float64)
     n = np.asarray(total, np.float64)
     if not (samples := float(n.sum())):
         return {}
@@ -110,8 +110,8 @@ class _Account:
         finally:
             self.seconds += time.perf_counter() - begin
 
-    def see(self, estimates, positive, total) -> None:
-        self.latest = calibration(estimates, positive, total) or self.latest
+    def see(self, estimates, correct, total) -> None:
+        self.latest = calibration(estimates, correct, total) or self.latest
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -143,14 +143,14 @@ class EmaEstimator:
             return self.memory.estimate([p.id for p in prompts])
 
     def update(
-        self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+        self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
     ) -> None:
         """Counts one visit of each prompt; see `BetaEma.update`."""
         with self._account.timed():
             ids = [p.id for p in prompts]
             before = self.memory.estimate(ids)
-            self.memory.update(ids, positive, total)
-            self._account.see(before, positive, total)
+            self.memory.update(ids, correct, total)
+            self._account.see(before, correct, total)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of `Estimator`, and the number of prompts with counts."""
@@ -292,11 +292,9 @@ class ValueEstimator:
         split = batch_sharding(mesh)
         adam = optax.adam(learning_rate)
 
-        def add(state: HeadState, features, positive, total, carry):
+        def add(state: HeadState, features, correct, total, carry):
             return jax.tree.map(
-                jnp.add,
-                carry,
-                jax.value_and_grad(count_loss)(state.head, features, positive, total),
+                jnp.add, carry, jax.value_and_grad(count_loss)(state.head, features, correct, total)
             )
 
         def apply(state: HeadState, summed, samples):
@@ -349,7 +347,7 @@ class ValueEstimator:
             return self._ask(self._read(params, prompts), len(prompts))
 
     def update(
-        self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+        self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
     ) -> None:
         """Trains the head on counts; see the class.
 
@@ -360,12 +358,12 @@ class ValueEstimator:
         changed then.
         """
         with self._account.timed():
-            check_counts([p.id for p in prompts], positive, total)
+            check_counts([p.id for p in prompts], correct, total)
             if not (samples := np.float32(np.sum(total))):
                 return
             features = self._read(params, prompts)
-            self._account.see(self._ask(features, len(prompts)), positive, total)
-            counts = list(zip(self._chunks(positive), self._chunks(total)))
+            self._account.see(self._ask(features, len(prompts)), correct, total)
+            counts = list(zip(self._chunks(correct), self._chunks(total)))
             for _ in range(self.steps):
                 summed = self._nothing
                 for x, (right, drawn) in zip(features, counts):

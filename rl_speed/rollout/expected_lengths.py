@@ -42,14 +42,15 @@ class ExpectedLengths:
 
     def state_dict(self) -> dict[str, Any]:
         """State for `load_state_dict`."""
-        if not self._sums:
-            return {}
-        return {"classes": json.dumps(list(self._sums)), "sums": np.array([*self._sums.values()])}
+        return {
+            "classes": json.dumps(list(self._sums)),
+            "sums": np.array([*self._sums.values()]).reshape(-1, 2),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        names = json.loads(state.get("classes", "[]"))
-        sums = np.asarray(state.get("sums", []))
+        names = json.loads(state["classes"])
+        sums = np.asarray(state["sums"])
         self._sums = dict(zip(names, map(tuple, sums.tolist()), strict=True))
 
 

@@ -181,19 +181,19 @@ class Forecast:
     def update(
         self,
         index: Sequence[int],
-        positive: Sequence[int],
+        correct: Sequence[int],
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
         """Learns one visit of each prompt; prompts without samples are not visited.
 
         Args:
-          positive: correct ones of `total` samples. tokens: mean length of these; NaN if unknown.
+          correct: correct ones of `total` samples. tokens: mean length of these; NaN if unknown.
 
         Raises ValueError naming a prompt with impossible counts; nothing is changed then.
         """
-        check_counts([self._ids[i] for i in index], positive, total)
-        index, k, n = (np.asarray(x, np.float64) for x in (index, positive, total))
+        check_counts([self._ids[i] for i in index], correct, total)
+        index, k, n = (np.asarray(x, np.float64) for x in (index, correct, total))
         tokens = np.asarray(tokens, np.float64)
         seen = n > 0
         index = index[seen].astype(np.int64)

@@ -148,13 +148,13 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
         logprobs = np.where(is_replayed, np.float32(0), shift(logprobs))
     index = np.concatenate([np.arange(r.first, r.first + r.count) for r in requests])
     rollouts = Rollouts(
-        [r.prompt for r in requests],
-        owner,
-        tokens,
-        lengths + prefix,
-        logprobs,
-        index,
-        take(samples.truncated),
+        prompts=[r.prompt for r in requests],
+        owner=owner,
+        tokens=tokens,
+        lengths=lengths + prefix,
+        logprobs=logprobs,
+        sample_index=index,
+        truncated=take(samples.truncated),
         prefix=prefix,
         nonfinite=take(samples.nonfinite),
         end_steps=take(samples.start_step) + lengths,
@@ -270,11 +270,11 @@ class Generator:
                 repeat(range(len(mine))),
                 repeat([r.prompt.visit for r in mine]),
                 index,
-                contexts,
-                self._requests,
-                limit,
-                start,
-                self.config,
+                contexts=contexts,
+                capacity=self._requests,
+                max_new=limit,
+                context_length=start,
+                config=self.config,
             )
             shards[shard] = contexts, table
         return place_rows(shards, self._mesh)
@@ -288,7 +288,7 @@ class Generator:
         )
         key = jax.eval_shape(lambda: jax.random.key(0))
         return sample_sharded.lower(
-            self._decoder, params, contexts, requests, key, self.config, self._mesh
+            self._decoder, params, contexts, requests, key, config=self.config, mesh=self._mesh
         )
 
     @property

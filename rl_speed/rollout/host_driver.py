@@ -45,7 +45,7 @@ from rl_speed.rollout.in_flight import (
     rule_columns,
     unpack_cached,
 )
-from rl_speed.rollout.prompt_counts import PromptCounts, StepReport, load_counts, starved
+from rl_speed.rollout.prompt_counts import PromptCounts, StepReport, starved
 from rl_speed.rollout.screening import Screening
 from rl_speed.sampling import (
     ACCEPTED,
@@ -104,7 +104,7 @@ class HostDriver:
         self.screening = Screening(stream, budgets, prefixes)
         self._shape = shape
         # For a step that was stopped: prompt counts before it, and its report so far.
-        self._begun: tuple[PromptCounts, StepReport] | None = None
+        self._unfinished: tuple[PromptCounts, StepReport] | None = None
         self.rule = rule
         self.stream = stream
         self.buffer = buffer
@@ -156,7 +156,7 @@ class HostDriver:
           StarvedError: `max_calls` calls gave no complete group.
         """
         self._begin_step(version)
-        start, report = self._begun
+        start, report = self._unfinished
         for call in self._pending:
             if call.pending is None:
                 call.pending = self._generate(params, self._requests(call.active, call.expected))
@@ -171,7 +171,7 @@ class HostDriver:
                 with contextlib.suppress(CallStopped):
                     call.result()
             return None, report
-        self._begun = None
+        self._unfinished = None
         count = min(self.config.groups, len(self.buffer))
         with self._changing():
             self.screening.tell_estimates(params)
@@ -222,15 +222,15 @@ class HostDriver:
 
         `next_groups` then gives the same results. Arguments: see `next_groups`.
         """
-        if self._begun is None:
+        if self._unfinished is None:
             self._begin_step(version)
-            if self._lacks(self._begun[1]):
+            if self._lacks(self._unfinished[1]):
                 # The report is discarded: the caller counts these seconds, outside the step.
-                self._dispatch(params, version, StepReport.empty())
+                self._dispatch(params, version, StepReport())
 
     def _begin_step(self, version: int) -> None:
-        if self._begun is None:
-            self._begun = dataclasses.replace(self.prompt_counts), StepReport.empty()
+        if self._unfinished is None:
+            self._unfinished = dataclasses.replace(self.prompt_counts), StepReport()
             self._expire(version)
 
     def _lacks(self, report: StepReport) -> bool:
@@ -507,15 +507,15 @@ class HostDriver:
 
         The stream saves itself. Blocks until the samples of pending calls are there.
         """
-        begun = {}
-        if self._begun is not None:
-            begun["begun"] = {
-                "tally": dataclasses.asdict(self._begun[0]),
-                "report": self._begun[1].state_dict(),
-                "news": pack_visits(self.screening.news),
+        unfinished = {}
+        if self._unfinished is not None:
+            unfinished["unfinished"] = {
+                "prompt_counts": dataclasses.asdict(self._unfinished[0]),
+                "report": self._unfinished[1].state_dict(),
+                "finished_visits": pack_visits(self.screening.finished_visits),
             }
         return {
-            **begun,
+            **unfinished,
             "flights": pack([a.group for a in self._active]),
             "rule": rule_columns(self._active),
             "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
@@ -523,7 +523,6 @@ class HostDriver:
             "lengths": self._lengths.state_dict(),
             **self.screening.state_dict(),
             **({} if self.screening.prefixes is None else {"cached": pack_cached(self._active)}),
-            "told_when_decided": True,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -534,9 +533,8 @@ class HostDriver:
             calls may complete.
           ValueError: a group is, or will be, larger than the rule's groups are now.
         """
-        # A state saved before `depth` existed has no pending calls.
         groups = unpack(state["flights"])
-        pending = state.get("pending", {})
+        pending = state["pending"]
         self._active = make_active([g.prompt for g in groups], groups, state["rule"])
         self._pending = deque(
             PendingCall.from_state_dict(pending[str(i)]) for i in range(len(pending))
@@ -549,17 +547,14 @@ class HostDriver:
                 "the saved groups and those that the saved generation calls may complete"
             )
         self.screening.load_state_dict(state)
-        if "told_when_decided" not in state:
-            # Saved by code that updated the replay cache only when a group was trained on.
-            self.screening.remember(self._as_trained(unpack(state["buffer"]["groups"])))
-        self._lengths.load_state_dict(state.get("lengths", {}))
-        self._begun = None
-        if "begun" in state:
-            self._begun = (
-                load_counts(state["begun"]["tally"]),
-                StepReport.from_state_dict(state["begun"]["report"]),
+        self._lengths.load_state_dict(state["lengths"])
+        self._unfinished = None
+        if "unfinished" in state:
+            self._unfinished = (
+                PromptCounts(**state["unfinished"]["prompt_counts"]),
+                StepReport.from_state_dict(state["unfinished"]["report"]),
             )
-            self.screening.news = unpack_visits(state["begun"]["news"])
+            self.screening.finished_visits = unpack_visits(state["unfinished"]["finished_visits"])
         if self.screening.prefixes is not None and "cached" in state:
             unpack_cached(self._active, state["cached"])
 

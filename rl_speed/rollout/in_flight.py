@@ -160,7 +160,7 @@ class PendingCall:
         )
         for prompt, group in zip(active, unscored):
             prompt.estimate = float(group.estimates[0])
-        unpack_cached(active, state.get("cached", {}))
+        unpack_cached(active, state["cached"])
         stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
         if "again" in state:
             return cls(active, int(state["version"]), None, state["again"].tolist())

@@ -43,20 +43,15 @@ class StepReport:
     pending when a run ends are in its checkpoint and in no total.
     """
 
-    generation: GenerationStats
-    generate_s: float  # preparing calls, and blocked waiting for their samples
-    score_s: float
-    screened: int
-    accepted: int
-    rejected: int
-    short: int  # groups missing because max_calls was reached
+    generation: GenerationStats = dataclasses.field(default_factory=GenerationStats)
+    generate_s: float = 0.0  # preparing calls, and blocked waiting for their samples
+    score_s: float = 0.0
+    screened: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    short: int = 0  # groups missing because max_calls was reached
     # Pass rates of the first samples of each decided prompt.
     pass_rates: list[float] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def empty(cls) -> "StepReport":
-        """Report of a step that has done nothing yet."""
-        return cls(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """State of a step that was stopped between two calls."""
@@ -95,13 +90,3 @@ def starved(what: str, advice: str, stats: GenerationStats) -> StarvedError:
             f"weights of config.model.path. So {what}"
         )
     return StarvedError(f"{what}. {advice}" + (f". {broken}" if stats.nonfinite else ""))
-
-
-def load_counts(state: dict[str, Any]) -> PromptCounts:
-    """Counts of a checkpoint. Format 1 calls `dropped_stale` lapsed."""
-    return PromptCounts(
-        **{
-            "dropped_stale" if name == "lapsed" else name: int(value)
-            for name, value in state.items()
-        }
-    )

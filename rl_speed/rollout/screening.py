@@ -12,7 +12,7 @@ from rl_speed.replay.cuts import Replay
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.budgets import Allocation, Visit
-from rl_speed.rollout.prompt_counts import FORGET, PromptCounts, load_counts
+from rl_speed.rollout.prompt_counts import FORGET, PromptCounts
 
 
 class Screening:
@@ -25,7 +25,8 @@ class Screening:
 
     Attributes:
       prompt_counts: prompts by outcome.
-      news: decided visits that the estimates do not include yet; empty without estimates.
+      finished_visits: decided visits that the estimates do not include yet; empty without
+        estimates.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Screening:
         self.budgets = budgets
         self.prefixes = prefixes
         self.prompt_counts = PromptCounts()
-        self.news: list[Visit] = []
+        self.finished_visits: list[Visit] = []
         # Acceptance so far, with exponential decay. It starts at 1: a rule that rejects nothing
         # then never gets more prompts than it needs, and other rules show their rate in the first
         # call.
@@ -67,7 +68,7 @@ class Screening:
     def observe(
         self,
         prompts: Sequence[Prompt],
-        right: Sequence[int],
+        correct: Sequence[int],
         drawn: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
@@ -75,9 +76,9 @@ class Screening:
 
         `tokens`: mean number of sampled tokens over a prompt's samples.
         """
-        self.stream.observe(prompts, right, drawn, tokens)
+        self.stream.observe(prompts, correct, drawn, tokens)
         if self.budgets is not None:
-            self.news += zip(prompts, right, drawn)
+            self.finished_visits += zip(prompts, correct, drawn)
 
     def remember(self, groups: Iterable[Rollouts]) -> None:
         """Offers the samples of finished visits, trained on or rejected, to the replay cache."""
@@ -87,8 +88,8 @@ class Screening:
     def tell_estimates(self, params: Any) -> None:
         """Updates the pass-rate estimates with the decided visits."""
         if self.budgets is not None:
-            self.budgets.observe(params, self.news)
-        self.news = []
+            self.budgets.observe(params, self.finished_visits)
+        self.finished_visits = []
 
     def cached(self, prompt: Prompt) -> CachedResponse | None:
         """The response whose prefix this visit's samples replay, or None."""
@@ -110,11 +111,11 @@ class Screening:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state without `news`, which is empty between steps, and without the stream, which
-        saves itself.
+        """The state without `finished_visits`, which is empty between steps, and without the
+        stream, which saves itself.
         """
         return {
-            "tally": dataclasses.asdict(self.prompt_counts),
+            "prompt_counts": dataclasses.asdict(self.prompt_counts),
             "accepted": self._accepted,
             "decided": self._decided,
             **({} if self.budgets is None else {"estimates": self.budgets.state_dict()}),
@@ -123,8 +124,8 @@ class Screening:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state; ignores other entries."""
-        self.prompt_counts = load_counts(state["tally"])
-        self.news = []
+        self.prompt_counts = PromptCounts(**state["prompt_counts"])
+        self.finished_visits = []
         self._accepted = float(state["accepted"])
         self._decided = float(state["decided"])
         if self.budgets is not None and "estimates" in state:

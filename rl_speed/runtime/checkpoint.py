@@ -236,15 +236,15 @@ class Checkpointer:
             self._hosts.note(f"save {self._saves}", problem)
             if isinstance(first, OtherProcessError):
                 problem = _WITH_OTHERS
-        told = self._hosts.gather(problem, "whether a save went well")
+        problems = self._hosts.gather(problem, "whether a save went well")
         own = [
             line if self._hosts.count == 1 else f"{self._hosts.name(index)}: {line}"
-            for index, line in enumerate(told)
+            for index, line in enumerate(problems)
             if line not in ("", _WITH_OTHERS)
         ]
-        if any(told):
+        if any(problems):
             self._failed(None, "; ".join(own) or _WITH_OTHERS)
-        return not any(told)
+        return not any(problems)
 
     def _move(self, step: int, target: epath.Path) -> None:
         """Process 0 moves the checkpoint; all wait for it."""
@@ -339,9 +339,9 @@ class Checkpointer:
                 found = None
             else:
                 problem = ""
-            told = self._hosts.gather(problem, "what was restored")
-            if any(told):
-                damaged.append((step, next(filter(None, told))))
+            problems = self._hosts.gather(problem, "what was restored")
+            if any(problems):
+                damaged.append((step, next(filter(None, problems))))
                 log.error(
                     "the checkpoint of step %d in %s is damaged: %s",
                     step,

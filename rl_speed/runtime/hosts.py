@@ -174,8 +174,8 @@ class Hosts:
         self._client.key_value_set(f"{place}/{self.index}", key)
         for index in range(self.count):
             while (theirs := self._look(f"{place}/{index}", 1000)) is None:
-                if told := self._client.key_value_dir_get(f"{_KEYS}/notes/{topic}"):
-                    raise OtherProcessError(told[0][1])
+                if notes := self._client.key_value_dir_get(f"{_KEYS}/notes/{topic}"):
+                    raise OtherProcessError(notes[0][1])
                 if time.monotonic() > end:
                     raise OtherProcessError(
                         f"{self.name(index)} did not come to {key} in {timeout_s:g} s"

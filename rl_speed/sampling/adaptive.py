@@ -449,7 +449,14 @@ def sample_adaptive(
         now = jax.lax.cond(
             idle > 0,
             lambda now: launch(
-                now, state.known, pool, prompts, per_prompt, target, key, state.statistics.steps
+                now,
+                state.known,
+                pool,
+                prompts=prompts,
+                per_prompt=per_prompt,
+                target=target,
+                key=key,
+                step=state.statistics.steps,
             ),
             lambda now: now._replace(
                 waiting=jnp.sum(available(state.known, pool, target, pool_size))
@@ -477,7 +484,14 @@ def sample_adaptive(
         )
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
         slots, cache, output, ended = decode_one(
-            decoder, params, pool.kv, state.cache, slots, output, mine, config
+            decoder,
+            params,
+            pool.kv,
+            cache=state.cache,
+            slots=slots,
+            output=output,
+            mine=mine,
+            config=config,
         )
 
         def score(rewards: Array, known: CandidateState) -> tuple[Array, CandidateState, Array]:
@@ -514,7 +528,15 @@ def sample_adaptive(
         # Ends if no slot is busy: a rule that wants no more samples of an open prompt would loop
         # forever.
         return State(
-            slots, now.keys, pool, cache, output, rewards, known, statistics, going & (busy > 0)
+            slots,
+            now.keys,
+            pool,
+            cache=cache,
+            output=output,
+            rewards=rewards,
+            known=known,
+            statistics=statistics,
+            going=going & (busy > 0),
         )
 
     with jax.named_scope("adaptive_loop"):
@@ -522,12 +544,12 @@ def sample_adaptive(
             idle_slots(config.slots, capacity),
             jnp.zeros(no_keys.shape, no_keys.dtype),
             pool,
-            call_init_cache(decoder, config.slots, config.max_new),
-            empty_output(capacity, config.max_new),
-            jnp.zeros((capacity,), jnp.float32),
-            known,
-            Statistics(*[zero] * 5),
-            prompts.count > 0,
+            cache=call_init_cache(decoder, config.slots, config.max_new),
+            output=empty_output(capacity, config.max_new),
+            rewards=jnp.zeros((capacity,), jnp.float32),
+            known=known,
+            statistics=Statistics(*[zero] * 5),
+            going=prompts.count > 0,
         )
         state = jax.lax.while_loop(lambda s: s.going, body, state)
     return finish(state, prompts, per_prompt, target, surplus)

@@ -216,7 +216,16 @@ def check_decoder(
             ),
         )
     if worst > atol:
-        kind, reason = _diagnose(run, reference, contexts, lengths, vocab, slots[0], atol, rng)
+        kind, reason = _diagnose(
+            run,
+            reference,
+            contexts,
+            lengths=lengths,
+            vocab=vocab,
+            slots=slots[0],
+            atol=atol,
+            rng=rng,
+        )
         also = (
             f" Logits are in {dtype}, besides; forward's are in {whole}."
             if rounded and whole != dtype

@@ -61,11 +61,11 @@ def sample_lockstep(
                 decoder,
                 params,
                 context_kv,
-                cache,
-                slots,
-                output,
-                requests_of(slots, requests, keys_R),
-                config,
+                cache=cache,
+                slots=slots,
+                output=output,
+                mine=requests_of(slots, requests, keys_R),
+                config=config,
             )
             more = LoopCounts(1, busy, waiting, busy * waiting, config.slots)
             return slots, cache, output, jax.tree.map(jnp.add, stats, more)

@@ -374,11 +374,11 @@ def decode_steps(
             decoder,
             fixed.params,
             fixed.context_kv,
-            state.cache,
-            state.slots,
-            state.output,
-            requests_of(state.slots, requests, fixed.keys_R),
-            config,
+            cache=state.cache,
+            slots=state.slots,
+            output=state.output,
+            mine=requests_of(state.slots, requests, fixed.keys_R),
+            config=config,
         )
         slots, queue_next, taken = refill(slots, state.queue_next, requests, fixed.first_token_R)
         start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(

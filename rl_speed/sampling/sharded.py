@@ -164,7 +164,16 @@ def sample_adaptive_sharded(
     """
 
     def draw(params, prompts, key):
-        return sample_adaptive(decoder, params, prompts, rule, verify, target, key, config)
+        return sample_adaptive(
+            decoder,
+            params,
+            prompts,
+            rule=rule,
+            verify=verify,
+            target=target,
+            key=key,
+            config=config,
+        )
 
     check_mesh(verify, mesh)
     return per_shard(draw, decoder.narrow(params), prompts, key, mesh)

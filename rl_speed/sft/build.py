@@ -184,11 +184,11 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
         init(model, jax.random.key(config.seed)),
         model,
         config.training.steps or task.updates,
-        layout,
-        lambda step: (layout.batch(shown("demo", step * size, size)), {}),
-        layout.batches(shown("demo_eval", 0, 512)),
-        tokenizer,
-        (END_ID,),
+        layout=layout,
+        batch=lambda step: (layout.batch(shown("demo", step * size, size)), {}),
+        held_out=layout.batches(shown("demo_eval", 0, 512)),
+        tokenizer=tokenizer,
+        ends=(END_ID,),
     )
 
 
@@ -369,11 +369,11 @@ def build_answers(
         decoder(model, fuse=mesh.shape["tensor"] == 1),
         sampler,
         mesh,
-        per_call,
-        per_call * samples,
-        samples,
-        longest,
-        jax.random.key(config.seed),
+        prompts=per_call,
+        samples=per_call * samples,
+        per_prompt=samples,
+        prompt_length=longest,
+        key=jax.random.key(config.seed),
     )
     verifier = MathVerifier(Reward.workers, mode="free", **limits(Reward()))
     judge = TextScorer(tokenizer, ends, verifier)

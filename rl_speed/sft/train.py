@@ -34,7 +34,7 @@ from rl_speed.runtime.writers import TensorBoard
 from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
-from rl_speed.update.ragged import Deal, PieceShape, Ragged
+from rl_speed.update.ragged import PieceShape, Ragged, RowAssignment
 from rl_speed.update.state import all_finite, state_shardings
 from rl_speed.update.step import row_lengths, stream_logprobs
 
@@ -90,9 +90,9 @@ class Pieces:
             total, computed = jax.lax.psum((total, ragged.computed), ROWS)
             return total, weights.add_up(grads) if gradient else None, computed
 
-        deal = Deal(lengths, row_shards(self.mesh))
+        assignment = RowAssignment(lengths, row_shards(self.mesh))
         whole = PartitionSpec()
-        split = map(deal.split, (batch.tokens, lengths, learned))
+        split = map(assignment.split, (batch.tokens, lengths, learned))
         return weights.run(
             shard, (whole, weights.specs if gradient else None, whole), params, *split
         )

@@ -473,7 +473,13 @@ def build_scorer(
     if functions:
         extra = FunctionRewards(functions, r.workers, batch_size=r.batch_size, **limits(r))
     return RewardScorer(
-        verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra, hosts
+        verify,
+        r,
+        config.sampler.max_new,
+        tokenizer=policy.tokenizer,
+        end_tokens=policy.end_tokens,
+        functions=extra,
+        hosts=hosts,
     )
 
 
@@ -553,7 +559,14 @@ def build_generators(
 
     def make(sampler, key):
         return Generator(
-            policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key
+            policy.decoder,
+            sampler,
+            mesh,
+            prompts=prompts,
+            samples=samples,
+            per_prompt=per_prompt,
+            prompt_length=context_length(config),
+            key=key,
         )
 
     if most > samples:
@@ -672,7 +685,15 @@ def build_driver(
     )
     shape = functools.partial(shape_rewards, config=config) if config.reward.length_alpha else None
     return HostDriver(
-        config.make_rule(), stream, generator, scorer, buffer, d, budgets, prefixes, shape
+        config.make_rule(),
+        stream,
+        generator,
+        score=scorer,
+        buffer=buffer,
+        config=d,
+        budgets=budgets,
+        prefixes=prefixes,
+        shape=shape,
     )
 
 
@@ -752,12 +773,12 @@ def build_fused_step(
         run if spans_processes(mesh) else program,
         table,
         stream,
-        fused,
-        place(Keys.of(config.seed).train, replicated(mesh)),
-        config.driver.groups,
-        config.driver.max_calls,
-        budgets,
-        prefixes,
+        fused=fused,
+        key=place(Keys.of(config.seed).train, replicated(mesh)),
+        groups=config.driver.groups,
+        max_calls=config.driver.max_calls,
+        budgets=budgets,
+        prefixes=prefixes,
     )
 
 
@@ -777,12 +798,12 @@ def build_split_step(
         config,
         driver,
         build_selector(config),
-        make_update(policy.model, optimizer, mesh, settings),
-        make_advantages(mesh, settings),
-        make_score(policy.model, mesh, shardings.params, settings),
-        mesh,
-        reference,
-        transfer,
+        update=make_update(policy.model, optimizer, mesh, settings),
+        advantages=make_advantages(mesh, settings),
+        score=make_score(policy.model, mesh, shardings.params, settings),
+        mesh=mesh,
+        reference=reference,
+        transfer=transfer,
     )
 
 

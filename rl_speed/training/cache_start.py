@@ -247,12 +247,12 @@ def write_cache(
                 cache,
                 generator,
                 policy.params,
-                prompts,
-                scorer,
-                write,
-                write_every_s,
-                config.logging.progress,
-                lambda: bool(request),
+                prompts=prompts,
+                scorer=scorer,
+                write=write,
+                write_every_s=write_every_s,
+                progress=config.logging.progress,
+                stop=lambda: bool(request),
             )
             stopped = bool(request)
     finally:
@@ -325,12 +325,12 @@ def start_run(
         cache,
         generator,
         params,
-        prompts,
-        scorer,
-        write,
-        write_every_s,
-        config.logging.progress and hosts.writes,
-        stop,
+        prompts=prompts,
+        scorer=scorer,
+        write=write,
+        write_every_s=write_every_s,
+        progress=config.logging.progress and hosts.writes,
+        stop=stop,
     )
 
 

@@ -336,7 +336,15 @@ def dry_run(
     plan = (
         plan_fused(config, policy, mesh, optimizer, settings)
         if config.driver.where == "in_loop"
-        else plan_split(config, policy, drawing, mesh, generation, optimizer, settings)
+        else plan_split(
+            config,
+            policy,
+            drawing,
+            mesh=mesh,
+            generation=generation,
+            optimizer=optimizer,
+            settings=settings,
+        )
     )
     waiting = device_bytes(abstract_state(policy.model, policy.params, optimizer, mesh).opt_state)
     programs = []
@@ -373,16 +381,18 @@ def dry_run(
         num_params(policy.model),
         config.devices,
         device.device_kind,
-        (device.memory_stats() or {}).get("bytes_limit") if target is None else target.chip.memory,
-        describe_work(config),
-        programs,
-        reference_parts(config, policy),
-        policy.model.vocab_size,
-        policy.end_tokens,
-        policy.tokenizer is not None,
-        pieces,
-        expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
-        {}
+        limit=(device.memory_stats() or {}).get("bytes_limit")
+        if target is None
+        else target.chip.memory,
+        work=describe_work(config),
+        programs=programs,
+        beside=reference_parts(config, policy),
+        vocabulary=policy.model.vocab_size,
+        end_tokens=policy.end_tokens,
+        tokenizer=policy.tokenizer is not None,
+        pieces=pieces,
+        padding=expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
+        estimates={}
         if target is None or generation is not mesh
         else summary(config, pieces, made_of(config, policy.model, programs, pieces, target.chip)),
     )
@@ -399,7 +409,7 @@ def made_of(
     """Units of a step of these programs; `row`: see `estimates.units`."""
     known = {p.name: p.known for p in programs}
     found = {p.name: p.phases for p in programs if p.phases is not None}
-    return units(config, model, known, found, pieces, chip, row)
+    return units(config, model, known, found=found, pieces=pieces, chip=chip, row=row)
 
 
 # For each program: its name, a function that lowers it, its known parts, and fields to turn down.

@@ -104,12 +104,12 @@ def choose_samples(
     kept, advantages = choose(
         config,
         rewards,
-        rewards > 0.5,
-        ids,
-        index,
-        prompts.visit[candidate],
-        None if prompts.estimate is None else prompts.estimate[candidate],
-        key,
+        correct=rewards > 0.5,
+        group_ids=ids,
+        index=index,
+        visits=prompts.visit[candidate],
+        estimates=None if prompts.estimate is None else prompts.estimate[candidate],
+        key=key,
     )
     chosen = jnp.nonzero(kept, size=size, fill_value=len(rows))[0].astype(jnp.int32)
     return chosen, None if advantages is None else jnp.append(advantages, 0.0)[chosen]
@@ -210,12 +210,12 @@ def make_fused_step(
             decoder,
             state.params,
             prompts,
-            config.rule,
-            config.verify,
-            config.target,
-            key,
-            config.sampler,
-            mesh,
+            rule=config.rule,
+            verify=config.verify,
+            target=config.target,
+            key=key,
+            config=config.sampler,
+            mesh=mesh,
         )
         batch, drawn, advantages = make_batch(samples, counts, prompts, config, mesh, key)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, PartitionSpec(ROWS)))
@@ -223,7 +223,16 @@ def make_fused_step(
         if advantages is None:
             with jax.named_scope("advantages"):
                 advantages = batch_advantages(update, batch)
-        grads, metrics = gradients(state.params, batch, advantages, None, None, model, update, mesh)
+        grads, metrics = gradients(
+            state.params,
+            batch,
+            advantages,
+            old_logprobs=None,
+            ref_logprobs=None,
+            model=model,
+            config=update,
+            mesh=mesh,
+        )
         with jax.named_scope("optimizer"):
             state, norm, finite = apply_gradients(
                 state, grads, metrics["loss/total"], optimizer, mask=batch.mask
@@ -250,7 +259,7 @@ def make_fused_step(
         first = samples.rewards.reshape(*counts.done.shape, -1)[..., : config.rule.first_samples]
         facts["nonfinite"] = jnp.sum(samples.nonfinite, axis=1, dtype=jnp.int32)
         facts["rejected"] = rejected_samples(samples, counts, mesh) if config.rejected else None
-        facts["first_right"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
+        facts["first_correct"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
         return state, metrics, drawn, facts, counts
 
     return jax.jit(
@@ -317,11 +326,11 @@ class Table:
                 contexts,
                 np.array([p.visit for p in mine], np.int32),
                 self._encode(mine),
-                self.capacity,
-                self._length,
-                budget,
-                estimate,
-                self._prefixes(mine, starts) if self.replayed else None,
+                capacity=self.capacity,
+                length=self._length,
+                budget=budget,
+                estimate=estimate,
+                prefixes=self._prefixes(mine, starts) if self.replayed else None,
             )
         return place_rows(tables, self.mesh)
 

@@ -67,7 +67,7 @@ class FusedStep:
         self._verify_s = 0.0
         self.wasted_tokens = 0
         self.whole = True
-        self._begun: StepReport | None = None  # report so far of a step that was stopped
+        self._unfinished: StepReport | None = None  # report so far of a step that was stopped
 
     def __call__(
         self,
@@ -83,7 +83,7 @@ class FusedStep:
           VerifierError: a Python verifier failed inside the step.
         """
         begin = getattr(self._verify, "seconds", 0.0)
-        report = self._begun = self._begun or StepReport.empty()
+        report = self._unfinished = self._unfinished or StepReport()
         with timer.phase("fused"):
             while report.generation.calls < self._max_calls:
                 if stop():
@@ -92,10 +92,10 @@ class FusedStep:
                 if rollouts is not None:
                     self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
                     report.short = self._groups - len(rollouts.prompts)
-                    self._begun = None
+                    self._unfinished = None
                     numbers = under_train(metrics)
                     return state, StepResult(rollouts, report, lambda: numbers)
-        self._begun = None
+        self._unfinished = None
         error = starved(
             f"none of {report.screened} candidates was accepted in {self._max_calls} attempts",
             "The data is too hard or too easy for this policy and rule: widen "
@@ -200,7 +200,7 @@ class FusedStep:
         report.accepted += int(complete.sum())
         report.rejected += int(rejected.sum())
         first = np.minimum(done, self.rule.first_samples)
-        report.pass_rates += (facts["first_right"][decided] / first[decided]).tolist()
+        report.pass_rates += (facts["first_correct"][decided] / first[decided]).tolist()
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
         """Does nothing: the next program's prompts depend on this one's results, and it donates the
@@ -220,11 +220,15 @@ class FusedStep:
 
     def state_dict(self) -> dict[str, Any]:
         """State of screening, and of a step that was stopped; the stream saves itself."""
-        begun = {} if self._begun is None else {"begun": self._begun.state_dict()}
-        return {**begun, "wasted_tokens": self.wasted_tokens, **self.screening.state_dict()}
+        state = {"wasted_tokens": self.wasted_tokens, **self.screening.state_dict()}
+        if self._unfinished is not None:
+            state["unfinished"] = self._unfinished.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state."""
         self.screening.load_state_dict(state)
         self.wasted_tokens = int(state["wasted_tokens"])
-        self._begun = StepReport.from_state_dict(state["begun"]) if "begun" in state else None
+        self._unfinished = None
+        if "unfinished" in state:
+            self._unfinished = StepReport.from_state_dict(state["unfinished"])

@@ -55,9 +55,8 @@ from rl_speed.update.state import init_state, is_sound, make_snapshot, state_sha
 
 log = logging.getLogger(__name__)
 
-# Version of the host state in a checkpoint. Version 1 has no format key and samples without
-# `end_steps`; it can still be read.
-FORMAT = 2
+# Version of the host state in a checkpoint.
+FORMAT = 3
 
 
 class NonFiniteError(RuntimeError):
@@ -158,11 +157,11 @@ class Trainer:
                 config,
                 self.policy,
                 self.mesh,
-                self.optimizer,
-                self.settings,
-                self.stream,
-                budgets,
-                prefixes,
+                optimizer=self.optimizer,
+                settings=self.settings,
+                stream=self.stream,
+                budgets=budgets,
+                prefixes=prefixes,
             )
         else:
             driver = build.build_driver(
@@ -172,11 +171,11 @@ class Trainer:
                 config,
                 self.policy,
                 self.mesh,
-                self.optimizer,
-                self.settings,
-                driver,
-                self.reference,
-                self.transfer,
+                optimizer=self.optimizer,
+                settings=self.settings,
+                driver=driver,
+                reference=self.reference,
+                transfer=self.transfer,
             )
         self.state = init_state(self.policy.params, self.optimizer, shardings)
         self.policy.params = None
@@ -254,10 +253,11 @@ class Trainer:
     def _restore(self) -> None:
         reference = None if self.reference is None else self.reference.params
         self.step, self.state, host = self._checkpoints.restore_newest(self.state, reference)
-        if (written := host.get("format", 1)) > FORMAT:
+        if (written := host.get("format")) != FORMAT:
             raise CheckpointError(
-                f"the checkpoint of step {self.step} in {self._folder} has format {written}, of a "
-                f"newer version of this code, which reads up to {FORMAT}"
+                f"the checkpoint of step {self.step} in {self._folder} has format {written}; this "
+                f"version of the code reads format {FORMAT}. Resume the run with the version that "
+                "began it; environment.json of the workdir names it"
             )
         if self.reference is not None:
             self.reference.restore(
@@ -448,13 +448,13 @@ class Trainer:
             self.config,
             self.workdir,
             self.policy,
-            self.generator,
-            self.weights(),
-            self.stream.prompts,
-            self.scorer,
-            self.rl_step.screening.prefixes.cache,
-            stop.ask,
-            self.hosts,
+            generator=self.generator,
+            params=self.weights(),
+            prompts=self.stream.prompts,
+            scorer=self.scorer,
+            cache=self.rl_step.screening.prefixes.cache,
+            stop=stop.ask,
+            hosts=self.hosts,
         )
         self.scorer.take_parts()  # removes these from the next step's mean rewards
         self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
@@ -622,7 +622,7 @@ class Trainer:
             **by_round(rollouts, self._rule),
             "rollout/acceptance": screening.acceptance,
             **{
-                f"tally/{name}": float(value)
+                f"prompts/{name}": float(value)
                 for name, value in dataclasses.asdict(screening.prompt_counts).items()
             },
             **self.rl_step.metrics(self.step),

@@ -23,12 +23,12 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
     """
     g = report.generation
     ages = step - rollouts.versions
-    mixed = (rollouts.right > 0) & (rollouts.right < rollouts.sizes)
+    mixed = (rollouts.correct_counts > 0) & (rollouts.correct_counts < rollouts.sizes)
     return {
         "train/reward": float(rollouts.rewards.mean()),
         "train/accuracy": float(rollouts.correct.mean()),
-        "train/accuracy_prompts": float((rollouts.right / rollouts.sizes).mean()),
-        "train/all_right": float((rollouts.right == rollouts.sizes).mean()),
+        "train/accuracy_prompts": float((rollouts.correct_counts / rollouts.sizes).mean()),
+        "train/all_correct": float((rollouts.correct_counts == rollouts.sizes).mean()),
         "train/length": float(rollouts.lengths.mean()),
         "train/truncated": float(rollouts.truncated.mean()),
         "train/informative_groups": float(mixed.mean()),
@@ -63,7 +63,7 @@ def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
     if not isinstance(rule, Sequential):
         return {}
     drawn = rollouts.sizes
-    right = rollouts.right
+    right = rollouts.correct_counts
     resolved = (right >= rule.k_pos) & (drawn - right >= rule.k_neg)
     counts = {}
     for t in range(1, rule.rounds + 1):

@@ -231,9 +231,9 @@ class SplitStep:
         ids = whole[0].group_ids
         history = []
         padding = np.flatnonzero(ids < 0)
-        dealt = deal_minibatches(ids, parts)
+        minibatches = split_minibatches(ids, parts)
         # Keeps one, so that there are metrics.
-        for index in [index for index in dealt if len(index)] or dealt[:1]:
+        for index in [index for index in minibatches if len(index)] or minibatches[:1]:
             spare = len(ids) // parts - len(index)
             index = np.concatenate([index, padding[:spare]])
             padding = padding[spare:]
@@ -274,7 +274,7 @@ class SplitStep:
         self.driver.load_state_dict(state)
 
 
-def deal_minibatches(group_ids: np.ndarray, parts: int) -> list[np.ndarray]:
+def split_minibatches(group_ids: np.ndarray, parts: int) -> list[np.ndarray]:
     """Rows of each of `parts` mini-batches, i[...] each; sizes differ by at most one.
 
     Groups are assigned in turn. If they have one size and `parts` divides their number, all stay

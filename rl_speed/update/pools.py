@@ -6,6 +6,7 @@ advantages of kept samples use the statistics of the whole pool.
 """
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -107,7 +108,7 @@ class PoolSelector:
         self._groups = groups
         self._rows = groups * per_group
         self._key = key
-        self._choose = jax.jit(lambda *arrays: choose(config, *arrays))
+        self._choose = jax.jit(functools.partial(choose, config))
 
     def __call__(self, rollouts: Rollouts) -> tuple[Rollouts, np.ndarray | None]:
         """Only the kept samples, and their advantages f32[R], or None."""
@@ -126,13 +127,13 @@ class PoolSelector:
         estimates = rollouts.estimates[np.searchsorted(rollouts.owner, np.arange(len(visits)))]
         kept, advantages = jax.device_get(
             self._choose(
-                column(rollouts.rewards),
-                column(rollouts.correct),
-                column(rollouts.owner, -1),
-                column(rollouts.sample_index),
-                per_group(visits, np.int32),
-                per_group(estimates, np.float32),
-                self._key,
+                rewards=column(rollouts.rewards),
+                correct=column(rollouts.correct),
+                group_ids=column(rollouts.owner, -1),
+                index=column(rollouts.sample_index),
+                visits=per_group(visits, np.int32),
+                estimates=per_group(estimates, np.float32),
+                key=self._key,
             )
         )
         return rollouts.take(

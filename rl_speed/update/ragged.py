@@ -130,7 +130,9 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
     which = jnp.minimum(jnp.sum(windows < jnp.max(length, initial=0)), len(windows) - 1).astype(
         jnp.int32
     )
-    return Piece(tokens, jnp.where(held, slot, -1), position, row, used, offset, which)
+    return Piece(
+        tokens, jnp.where(held, slot, -1), position, row=row, used=used, offset=offset, which=which
+    )
 
 
 def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
@@ -142,7 +144,7 @@ def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
     return values_M[jnp.minimum(at, values_M.shape[0] - 1)]
 
 
-def deal(lengths: Array, shards: int) -> Array:
+def assign_rows(lengths: Array, shards: int) -> Array:
     """i32[S, R / S]: rows of each shard. Tokens of shards differ by at most the longest row.
 
     The longest rows are assigned first, in the order 0, 1, 2, 2, 1, 0, 0, ...
@@ -237,7 +239,7 @@ class Ragged:
         return out.at[jnp.where(piece.used, piece.row, len(out))].set(values, mode="drop")
 
 
-class Deal:
+class RowAssignment:
     """Assigns a batch's rows to row shards with about equal tokens, and back.
 
     Args:
@@ -246,13 +248,13 @@ class Deal:
 
     def __init__(self, lengths: Array, shards: int):
         # One shard keeps the order.
-        self._dealt = deal(lengths, shards) if shards > 1 else None
+        self._rows = assign_rows(lengths, shards) if shards > 1 else None
 
     def split(self, x: Array) -> Array:
         """[R, ...] -> [S, R / S, ...], each row on its shard."""
-        return x[None] if self._dealt is None else x[self._dealt]
+        return x[None] if self._rows is None else x[self._rows]
 
     def join(self, x: Array) -> Array:
         """Inverse of `split`."""
         whole = x.reshape(-1, *x.shape[2:])
-        return whole if self._dealt is None else whole[jnp.argsort(self._dealt.reshape(-1))]
+        return whole if self._rows is None else whole[jnp.argsort(self._rows.reshape(-1))]

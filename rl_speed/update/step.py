@@ -23,7 +23,7 @@ from rl_speed.policy.packed import stream_attention
 from rl_speed.policy.split import SplitWeights
 from rl_speed.policy.transformer import Weights, attention_kernel, hidden_states
 from rl_speed.sampling import Batch
-from rl_speed.update.ragged import Deal, Piece, PieceShape, Ragged
+from rl_speed.update.ragged import Piece, PieceShape, Ragged, RowAssignment
 from rl_speed.update.state import TrainState, state_shardings
 
 Array = jax.Array
@@ -86,7 +86,15 @@ def stream_logprobs(
     tokens = piece.tokens[None]
 
     def attend(q, k, v):
-        return stream_attention(q, k, v, piece.segment[None], piece.which, shape.windows, model)
+        return stream_attention(
+            q,
+            k,
+            v,
+            segment_ids=piece.segment[None],
+            which=piece.which,
+            windows=shape.windows,
+            config=model,
+        )
 
     hidden = hidden_states(
         params, tokens, model, positions=piece.position[None], attend=attend, weights=weights
@@ -95,11 +103,11 @@ def stream_logprobs(
         params,
         hidden,
         jnp.roll(tokens, -1, axis=1),
-        model,
-        temperature,
-        head_chunk,
-        with_entropy,
-        weights,
+        config=model,
+        temperature=temperature,
+        chunk=head_chunk,
+        with_entropy=with_entropy,
+        weights=weights,
     )
     return jax.tree.map(lambda x: x[0], found)
 
@@ -116,7 +124,7 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
     def score(params, tokens, mask):
         lengths = row_lengths(mask)
         shape = config.pieces(tokens, mesh, model)
-        deal = Deal(lengths, row_shards(mesh))
+        assignment = RowAssignment(lengths, row_shards(mesh))
 
         def shard(params, tokens, lengths):
             ragged = Ragged(tokens, lengths, shape)
@@ -137,8 +145,8 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
             out = jnp.zeros((len(tokens), tokens.shape[1] - 1), jnp.float32)
             return ragged.loop(one, out)[None]
 
-        split = jax.tree.map(deal.split, (tokens, lengths))
-        out = deal.join(weights.run(shard, PartitionSpec(ROWS), params, *split))
+        split = jax.tree.map(assignment.split, (tokens, lengths))
+        out = assignment.join(weights.run(shard, PartitionSpec(ROWS), params, *split))
         return jnp.where(jnp.arange(out.shape[1]) < lengths[:, None] - 1, out, 0.0)
 
     rows = batch_sharding(mesh)
@@ -230,11 +238,11 @@ def gradients(
                     params,
                     piece,
                     shape,
-                    model,
-                    config.temperature,
-                    config.head_chunk,
-                    True,
-                    weights,
+                    model=model,
+                    temperature=config.temperature,
+                    head_chunk=config.head_chunk,
+                    with_entropy=True,
+                    weights=weights,
                 )
                 logprobs, entropy = (ragged.rows(x, piece) for x in stream)
             with jax.named_scope("loss"):
@@ -259,8 +267,8 @@ def gradients(
         metrics = {**metrics, "sum/computed": ragged.computed, "sum/held": held}
         return weights.add_up(grads), objectives.reduce_metrics(metrics, ROWS)
 
-    deal = Deal(lengths, row_shards(mesh))
-    split = jax.tree.map(deal.split, (batch.tokens, lengths, table))
+    assignment = RowAssignment(lengths, row_shards(mesh))
+    split = jax.tree.map(assignment.split, (batch.tokens, lengths, table))
     return weights.run(shard, (weights.specs, PartitionSpec()), params, *split)
 
 
@@ -332,7 +340,14 @@ def make_update(
 
     def update(state: TrainState, batch: Batch, advantages, old_logprobs, ref_logprobs):
         grads, metrics = gradients(
-            state.params, batch, advantages, old_logprobs, ref_logprobs, model, config, mesh
+            state.params,
+            batch,
+            advantages,
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+            model=model,
+            config=config,
+            mesh=mesh,
         )
         with jax.named_scope("optimizer"):
             state, norm, finite = apply_gradients(

@@ -32,7 +32,7 @@ SLOTS = 11
 GROUPS = 2
 WIDTH = 8
 CONTEXTS = 5
-WAYS = {
+KERNELS = {
     "dense": DecodeAttention("dense"),
     "ragged": DecodeAttention("ragged", block=16, rows=3, samples=2),
     "uneven": DecodeAttention("ragged", block=13, samples=4),
@@ -63,12 +63,12 @@ def inputs(length, room, per_group=2, seed=0, width=WIDTH):
     )
 
 
-@functools.partial(jax.jit, static_argnames="way")
-def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
+@functools.partial(jax.jit, static_argnames="kernel")
+def attended(kernel, q, context, cache, context_S, length_S, held_S, active_S):
     """What one layer gives, and by how much the cache is another when the newest token is written
     where it was.
     """
-    settings = WAYS[way] if isinstance(way, str) else way
+    settings = KERNELS[kernel] if isinstance(kernel, str) else kernel
     groups = context.v.shape[1]
     width = context.v.shape[3]
     model = dataclasses.replace(
@@ -76,7 +76,7 @@ def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
         heads=q.shape[1],
         kv_heads=groups,
         head_dim=width,
-        platform="tpu" if way == "tpu" else "cpu",
+        platform="tpu" if kernel == "tpu" else "cpu",
         interpret=True,
     )
     room = cache.v.shape[2]
@@ -85,7 +85,7 @@ def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
     def made(kv):
         return (kv.k.transpose(0, 3, 1, 2), kv.v.swapaxes(1, 2))
 
-    context = settings.lay(*made(context), model)
+    context = settings.to_kv_layout(*made(context), model)
     k, v = made(cache)
     sizes = settings.parts(room, model)
 
@@ -93,7 +93,10 @@ def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
         return jnp.pad(x, ((0, 0), (0, max(0, sum(sizes) - room)), (0, 0), (0, 0)))
 
     cuts = np.cumsum(sizes)[:-1]
-    parts = [settings.lay(*kv, model) for kv in zip(*(jnp.split(pad(x), cuts, 1) for x in (k, v)))]
+    parts = [
+        settings.to_kv_layout(*kv, model)
+        for kv in zip(*(jnp.split(pad(x), cuts, 1) for x in (k, v)))
+    ]
     step = Attend(
         settings,
         model,
@@ -114,8 +117,8 @@ def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
     return out, jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), after, tuple(parts))
 
 
-def attend(way, **case):
-    out, changed = attended(way, **case)
+def attend(kernel, **case):
+    out, changed = attended(kernel, **case)
     assert max(jax.tree.leaves(changed)) == 0 or np.isnan(jax.tree.leaves(changed)).any()
     return out
 
@@ -143,23 +146,27 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
 
 
 @pytest.mark.parametrize(
-    "length, room, per_group, way",
+    "length, room, per_group, kernel",
     [
-        *((64, 48, 2, way) for way in WAYS),
+        *((64, 48, 2, kernel) for kernel in KERNELS),
         (16, 80, 3, "ragged"),
-        *(pytest.param(16, 80, 3, way, marks=pytest.mark.slow) for way in WAYS if way != "ragged"),
+        *(
+            pytest.param(16, 80, 3, kernel, marks=pytest.mark.slow)
+            for kernel in KERNELS
+            if kernel != "ragged"
+        ),
     ],
 )
-def test_is_softmax_attention_to_what_is_held(way, length, room, per_group):
-    case = inputs(length, room, per_group, width=128 if way == "tpu" else WIDTH)
-    np.testing.assert_allclose(attend(way, **case), reference(**case), atol=2e-6)
+def test_is_softmax_attention_to_what_is_held(kernel, length, room, per_group):
+    case = inputs(length, room, per_group, width=128 if kernel == "tpu" else WIDTH)
+    np.testing.assert_allclose(attend(kernel, **case), reference(**case), atol=2e-6)
 
 
-@pytest.mark.parametrize("way", ["dense", "ragged", "uneven", "tpu"])
-def test_rows_keep_to_themselves_bit_for_bit(way):
-    width = 128 if way == "tpu" else WIDTH
+@pytest.mark.parametrize("kernel", ["dense", "ragged", "uneven", "tpu"])
+def test_rows_keep_to_themselves_bit_for_bit(kernel):
+    width = 128 if kernel == "tpu" else WIDTH
     case = inputs(32, 48, width=width)
-    base = np.asarray(attend(way, **case))
+    base = np.asarray(attend(kernel, **case))
     rng = np.random.default_rng(1)
     for trial in range(4):
         order = rng.permutation(SLOTS)  # of the rows
@@ -168,7 +175,7 @@ def test_rows_keep_to_themselves_bit_for_bit(way):
             "cache": KV(*(x[order] for x in case["cache"])),
             **{k: case[k][order] for k in ("q", "context_S", "length_S", "held_S")},
         }
-        np.testing.assert_array_equal(attend(way, **moved), base[order])
+        np.testing.assert_array_equal(attend(kernel, **moved), base[order])
         other = inputs(32, 48, seed=10 + trial, width=width)
         keep = rng.random(SLOTS) < 0.4  # the rest does something else, or nothing
 
@@ -181,7 +188,7 @@ def test_rows_keep_to_themselves_bit_for_bit(way):
             "active_S": keep | (rng.random(SLOTS) < 0.5),
             **{k: mix(case[k], other[k]) for k in ("q", "context_S", "length_S", "held_S")},
         }
-        got = np.asarray(attend(way, **mixed))
+        got = np.asarray(attend(kernel, **mixed))
         np.testing.assert_array_equal(got[keep], base[keep])
         assert np.isfinite(got).all()
 
@@ -274,22 +281,22 @@ def drawn(settings, order=None, model=MODEL):
 
 
 def test_the_sampler_draws_the_same_with_each_and_whatever_the_order():
-    tokens, logprobs = drawn(WAYS["dense"])
-    for way in ("ragged", "pallas"):
-        other, its = drawn(WAYS[way])
+    tokens, logprobs = drawn(KERNELS["dense"])
+    for kernel in ("ragged", "pallas"):
+        other, its = drawn(KERNELS[kernel])
         np.testing.assert_array_equal(other, tokens)  # no near-tie among these 30
         np.testing.assert_allclose(its, logprobs, atol=1e-5)
     for trial in range(3):
-        again, its = drawn(WAYS["ragged"], np.random.default_rng(trial).permutation(30))
+        again, its = drawn(KERNELS["ragged"], np.random.default_rng(trial).permutation(30))
         np.testing.assert_array_equal(again, tokens)
-        np.testing.assert_array_equal(its, drawn(WAYS["ragged"])[1])
+        np.testing.assert_array_equal(its, drawn(KERNELS["ragged"])[1])
 
 
 @pytest.mark.slow
 def test_the_sampler_draws_the_same_with_the_kernel_for_tpus():
     tokens, logprobs = drawn(DecodeAttention("dense"), model=WIDE)
     tpu = dataclasses.replace(WIDE, platform="tpu", interpret=True)
-    settings = WAYS["tpu"]
+    settings = KERNELS["tpu"]
     other, its = drawn(settings, model=tpu)
     np.testing.assert_array_equal(other, tokens)  # no near-tie among these 30
     np.testing.assert_allclose(its, logprobs, atol=1e-5)
@@ -334,9 +341,9 @@ def test_heads_of_a_kernel_are_split_over_tensor():
         for i in range(6)
     ]
 
-    def drawn(way, mesh):
+    def drawn(kernel, mesh):
         generator = Generator(
-            decoder(model, fuse=False, attention=DecodeAttention(way)),
+            decoder(model, fuse=False, attention=DecodeAttention(kernel)),
             SamplerConfig(8, 32, end_tokens=(0,)),
             mesh,
             prompts=6,
@@ -357,9 +364,9 @@ def test_heads_of_a_kernel_are_split_over_tensor():
 def test_auto_takes_the_gpu_kernel_where_it_fits():
     gpu = dataclasses.replace(MODEL, platform="gpu", dtype="bfloat16", head_dim=128)
     auto = DecodeAttention()
-    assert auto.way(3072, gpu) == "pallas" and auto.way(3080, gpu) == "dense"
-    assert auto.way(3072, dataclasses.replace(gpu, dtype="float32")) == "dense"
-    assert auto.way(3072, dataclasses.replace(gpu, head_dim=80)) == "dense"
+    assert auto.select_kernel(3072, gpu) == "pallas" and auto.select_kernel(3080, gpu) == "dense"
+    assert auto.select_kernel(3072, dataclasses.replace(gpu, dtype="float32")) == "dense"
+    assert auto.select_kernel(3072, dataclasses.replace(gpu, head_dim=80)) == "dense"
 
 
 @pytest.fixture
@@ -376,9 +383,9 @@ def test_without_the_gpu_kernel_decoding_is_dense(no_gpu_kernel, caplog):
     gpu = dataclasses.replace(MODEL, platform="gpu", dtype="bfloat16", head_dim=128)
     tpu = dataclasses.replace(gpu, platform="tpu")
     for _ in range(2):
-        assert DecodeAttention().way(3072, gpu) == "dense"
-        assert DecodeAttention("pallas").way(3072, gpu) == "dense"
-    assert DecodeAttention("pallas").way(3072, tpu) == "pallas"
+        assert DecodeAttention().select_kernel(3072, gpu) == "dense"
+        assert DecodeAttention("pallas").select_kernel(3072, gpu) == "dense"
+    assert DecodeAttention("pallas").select_kernel(3072, tpu) == "pallas"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert 'attention "pallas" is not available' in record.getMessage()
@@ -393,7 +400,7 @@ def test_pallas_names_the_room_it_cannot_take():
 
 
 @pytest.mark.parametrize(
-    "way, platform",
+    "kernel, platform",
     [
         ("auto", "cuda"),
         ("dense", "cuda"),
@@ -403,7 +410,7 @@ def test_pallas_names_the_room_it_cannot_take():
         ("pallas", "tpu"),
     ],
 )
-def test_lowers_for_accelerators_that_are_not_here(way, platform):
+def test_lowers_for_accelerators_that_are_not_here(kernel, platform):
     """The kernel as itself, not interpreted. That it runs there is another matter."""
     model = ModelConfig(
         vocab_size=64,
@@ -416,7 +423,7 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform):
         dtype="bfloat16",
         platform="gpu" if platform == "cuda" else "tpu",
     )
-    d = decoder(model, attention=DecodeAttention(way))
+    d = decoder(model, attention=DecodeAttention(kernel))
 
     def index(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -426,7 +433,7 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform):
     def kv():
         return jnp.zeros((4, 128, model.kv_heads, model.head_dim), model.dtype)
 
-    contexts = jax.eval_shape(lambda: [DecodeAttention(way).lay(kv(), kv(), model)])
+    contexts = jax.eval_shape(lambda: [DecodeAttention(kernel).to_kv_layout(kv(), kv(), model)])
     cache = jax.eval_shape(lambda: d.init_cache(16, 512))
     active = jax.ShapeDtypeStruct((16,), bool)
     # Pallas asks which chip it compiles for, and takes the answer from the mesh.
@@ -441,5 +448,5 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform):
         traced = jax.jit(d.decode).trace(ready, contexts, cache, *[index(16)] * 4, active)
         lowered = traced.lower(lowering_platforms=(platform,))
     text = lowered.as_text()
-    assert ("triton" in text) == (way in ("auto", "pallas") and platform == "cuda")
-    assert ("tpu_custom_call" in text) == (way == "pallas" and platform == "tpu")
+    assert ("triton" in text) == (kernel in ("auto", "pallas") and platform == "cuda")
+    assert ("tpu_custom_call" in text) == (kernel == "pallas" and platform == "tpu")

@@ -107,7 +107,7 @@ def test_heads_are_split_over_tensor_where_it_divides_them(heads, parts):
         return q * scale
 
     def shard(q):
-        return over_tensor(attend, (1, None), 1, q, jnp.float32(2))
+        return over_tensor(attend, (1, None), 1, (q, jnp.float32(2)))
 
     spec = PartitionSpec(ROWS)
     run = jax.shard_map(
@@ -117,5 +117,5 @@ def test_heads_are_split_over_tensor_where_it_divides_them(heads, parts):
     np.testing.assert_array_equal(jax.jit(run)(q), 2 * q)
     assert set(seen) == {(1, parts, 5)}
     # Outside of such a program, all of them.
-    over_tensor(attend, (1, None), 1, q, 1.0)
+    over_tensor(attend, (1, None), 1, (q, 1.0))
     assert seen[-1] == q.shape

@@ -116,9 +116,9 @@ def at_once(*calls):
     when all have ended.
     """
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
-        begun = [pool.submit(call) for call in calls]
-        concurrent.futures.wait(begun)
-        return [future.result() for future in begun]
+        futures = [pool.submit(call) for call in calls]
+        concurrent.futures.wait(futures)
+        return [future.result() for future in futures]
 
 
 def raised(call):

@@ -430,7 +430,8 @@ def test_shared_counts_go_on_after_a_resume(two):
     both = [scorer(h) for h in hosts]
     rollouts = responses(3, 4, 7)
     for s in (one, *both):
-        s.load_state_dict({"ok": 40, "timeout": 2, "extra rewards": {"crash": 1}})
+        counts = {"verifier": {"ok": 40, "timeout": 2}, "extra": {"crash": 1}}
+        s.load_state_dict({**s.state_dict(), "counts": counts})
     one(rollouts)
     at_once(*(lambda s=s: s(rollouts) for s in both))
     assert one.metrics()["verifier/timeout"] == 2 and one.metrics()["verifier/crash"] == 0

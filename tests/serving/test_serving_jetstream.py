@@ -263,9 +263,9 @@ def test_stop_lets_requests_end_and_frees_the_port(policy, tokenizer, greedy):
         with pytest.raises(OSError, match=f"cannot listen on localhost:{port}"):
             Server(engine, port=port)
         stream = ask(f"localhost:{port}", QUESTIONS[0], NEW, timeout=60)
-        begun = next(stream)[0]
+        started = next(stream)[0]
         server.stop()
-        assert begun + "".join(p for (p,) in stream) == tokenizer.decode(greedy[0])
+        assert started + "".join(p for (p,) in stream) == tokenizer.decode(greedy[0])
         with pytest.raises(Refusal, match="UNAVAILABLE"):
             said(f"localhost:{port}", QUESTIONS[0])
         left = {t.name for t in set(threading.enumerate()) - before}
@@ -373,11 +373,11 @@ def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, m
     """JetStream's generating thread asserts that a slot is in use, right where the detokenizing
     thread may free the last one.
     """
-    begun = []
+    started = []
 
     class Counting(PolicyEngine):
         def init_decode_state(self):
-            begun.append(1)
+            started.append(1)
             return super().init_decode_state()
 
     engine = Counting(policy, SamplerConfig(2, NEW, temperature=0.0), LONGEST)
@@ -393,9 +393,9 @@ def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, m
         for _ in range(50):  # until it did start over: on a busy machine the slots may be late
             for question, ids in zip(QUESTIONS[:4], greedy):
                 assert said(f"localhost:{server.port}", question) == tokenizer.decode(ids)
-            if len(begun) > 1:
+            if len(started) > 1:
                 break
-    assert len(begun) > 1
+    assert len(started) > 1
 
 
 # The command

@@ -237,7 +237,7 @@ def test_reference_policy_is_held_beside_every_program(tmp_path, monkeypatch):
     config = hundred_million(tmp_path)
     config.mesh.fsdp = 4
     config.objective.kl_coef = 0.01
-    monkeypatch.setattr("rl_speed.training.dry_run.plan_split", lambda *arguments: [])
+    monkeypatch.setattr("rl_speed.training.dry_run.plan_split", lambda *arguments, **more: [])
     report = dry_run(config)
     weights = report.beside["reference policy"]
     assert (

@@ -9,7 +9,6 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards.judged import Judged
 from rl_speed.rewards.scorer import TextJudge
-from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.prompt_counts import StarvedError, StepReport
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
@@ -129,8 +128,8 @@ def test_equals_the_pieces_run_one_by_one():
         jax.tree.leaves(jax.device_get(separate.params)),
     ):
         np.testing.assert_allclose(a, b, atol=1e-6, err_msg=jax.tree_util.keystr(path))
-    tally = step.screening.prompt_counts
-    assert tally.screened == tally.rejected + tally.completed
+    counts = step.screening.prompt_counts
+    assert counts.screened == counts.rejected + counts.completed
 
 
 @pytest.mark.parametrize(
@@ -232,9 +231,7 @@ def test_nothing_accepted_changes_nothing_and_is_told():
     stream.take = lambda most: [refused.pop()]
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     before = jax.device_get(state)
-    after, _, rollouts = step._attempt(
-        state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
-    )
+    after, _, rollouts = step._attempt(state, 0, StepReport())
     assert rollouts is None and step.screening.prompt_counts.rejected == 1
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(after))
     with pytest.raises(StarvedError, match="none of 2 candidates was accepted in 2 attempts"):

@@ -11,11 +11,13 @@ import pytest
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.evaluation import evaluate
 from rl_speed.policy import load_hf
+from rl_speed.runtime.checkpoint import CheckpointError
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.plotting import plot_run
 from rl_speed.runtime.report import closing_summary
+from rl_speed.training import loop
 from rl_speed.training.loop import NonFiniteError, Trainer
-from rl_speed.training.split_step import deal_minibatches
+from rl_speed.training.split_step import split_minibatches
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -52,7 +54,7 @@ def test_workdir_holds_what_it_should(finished):
         "train/grad_norm",
         "train/behaviour_gap",
         "total/optimizer_steps",
-        "tally/rejected_tokens",
+        "prompts/rejected_tokens",
     ):
         assert np.isfinite(records[-1][name])
     assert [e["step"] for e in summary["evaluations"]] == [0, 2, 4, 6]
@@ -65,11 +67,11 @@ def test_workdir_holds_what_it_should(finished):
 
 def test_prompts_are_conserved(finished):
     trainer, summary, _ = finished
-    tally = summary["prompts"]
-    assert tally["screened"] == tally["rejected"] + tally["completed"] + len(
+    counts = summary["prompts"]
+    assert counts["screened"] == counts["rejected"] + counts["completed"] + len(
         trainer.rl_step.driver._active
     )
-    assert tally["completed"] == 6 * 4 + len(trainer.rl_step.driver.buffer)
+    assert counts["completed"] == 6 * 4 + len(trainer.rl_step.driver.buffer)
 
 
 def test_export_is_the_trained_policy(finished):
@@ -80,7 +82,7 @@ def test_export_is_the_trained_policy(finished):
     )
 
 
-def test_resume_is_exact(finished, tmp_path, caplog):
+def test_resume_is_exact(finished, tmp_path, caplog, monkeypatch):
     """Four steps, then a new process's worth of objects for the last two: parameters,
     metrics and buffers agree bit for bit.
     """
@@ -113,6 +115,9 @@ def test_resume_is_exact(finished, tmp_path, caplog):
         config = small(steps=6)
         config.checkpoints.resume = "never"
         Trainer(config, tmp_path)
+    monkeypatch.setattr(loop, "FORMAT", loop.FORMAT + 1)
+    with pytest.raises(CheckpointError, match="has format 3; this version .* reads format 4"):
+        Trainer(small(steps=8), tmp_path)
 
 
 def test_resume_must_finds_nothing(tmp_path):
@@ -153,9 +158,9 @@ def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):
 
 def test_mini_batches_are_of_one_size_and_of_whole_groups_where_they_can_be():
     whole = np.repeat([0, 1, 2, 3, -1], [3, 3, 3, 3, 4])
-    assert [sorted(set(whole[part])) for part in deal_minibatches(whole, 2)] == [[0, 2], [1, 3]]
+    assert [sorted(set(whole[part])) for part in split_minibatches(whole, 2)] == [[0, 2], [1, 3]]
     budgets = np.repeat([0, 1, 2, 3, -1], [1, 8, 2, 5, 2])
-    parts = deal_minibatches(budgets, 4)
+    parts = split_minibatches(budgets, 4)
     assert [len(part) for part in parts] == [4, 4, 4, 4]
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(16))
 

@@ -244,7 +244,7 @@ def test_the_age_limit_is_that_of_training(tmp_path):
     Trainer(small(driver__max_age=1, **OWN), tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
     assert max(r["train/age_max"] for r in records) == 1
-    assert records[-1]["tally/dropped_stale"] + records[-1]["tally/expired"] > 0
+    assert records[-1]["prompts/dropped_stale"] + records[-1]["prompts/expired"] > 0
 
 
 def test_parts_of_a_batch_are_those_of_the_whole():

@@ -136,7 +136,7 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
             "slot_steps": np.zeros(2, int),
             "room_steps": np.zeros(2, int),
             "nonfinite": np.zeros(2, int),
-            "first_right": positive // 4,
+            "first_correct": positive // 4,
         }
         return state, {}, drawn, book, Counts(launched=done, done=done, positive=positive)
 

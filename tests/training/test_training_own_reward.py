@@ -106,7 +106,8 @@ def test_own_rewards_train(own, tmp_path):
     # Counts go on over a resumed run, those of verifier and extra apart.
     config.training.steps = 3
     again = Trainer(config, tmp_path / "run")
-    again.scorer.load_state_dict({"timeout": 5, "extra rewards": {"timeout": 7}})
+    counts = {"verifier": {"timeout": 5}, "extra": {"timeout": 7}}
+    again.scorer.load_state_dict({**again.scorer.state_dict(), "counts": counts})
     found = again.scorer.metrics()
     again._close()
     assert (

@@ -187,8 +187,8 @@ def test_a_call_a_step_and_bounded_age(rule, depth):
         if step >= 10:
             ages += [(step - g.versions).tolist() for g in groups]
         if step == 10:
-            begun = len(generator.calls)
-    assert len(generator.calls) - begun <= 34
+            before = len(generator.calls)
+    assert len(generator.calls) - before <= 34
     last = [group[-1] for group in ages]
     assert depth - 0.5 <= np.mean(last) <= depth + 1.5 and max(map(max, ages)) <= 2 * depth + 6
 

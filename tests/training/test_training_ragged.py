@@ -16,7 +16,7 @@ from rl_speed.policy import ModelConfig, init, sequence_logprobs
 from rl_speed.policy.packed import banded_attention, make_windows, stream_attention
 from rl_speed.policy.transformer import dense_attention
 from rl_speed.sampling import Batch
-from rl_speed.update.ragged import Deal, PieceShape, deal, make_plan, piece_of
+from rl_speed.update.ragged import PieceShape, RowAssignment, assign_rows, make_plan, piece_of
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import UpdateConfig, gradients, make_update, row_lengths
 
@@ -85,7 +85,7 @@ def test_rows_are_dealt_so_that_shards_have_as_many_tokens(shards, kind):
         lengths = np.where(np.arange(64) == 5, 200, 3)
     if kind == "none":
         lengths = np.zeros(64, np.int32)
-    dealt = np.asarray(deal(jnp.asarray(lengths, jnp.int32), shards))
+    dealt = np.asarray(assign_rows(jnp.asarray(lengths, jnp.int32), shards))
     assert sorted(dealt.reshape(-1)) == list(range(64)) and dealt.shape == (shards, 64 // shards)
     sums = lengths[dealt].sum(1)
     assert sums.max() - sums.min() <= lengths.max()
@@ -97,11 +97,11 @@ def test_what_is_dealt_comes_back():
     lengths = jnp.asarray(lengths_of(3, 16, 30))
     tokens = jnp.arange(16 * 30, dtype=jnp.int32).reshape(16, 30)
 
-    dealt = Deal(lengths, 4)
+    dealt = RowAssignment(lengths, 4)
     split = dealt.split(tokens)
     joined = dealt.join(split)
     np.testing.assert_array_equal(joined, tokens)
-    np.testing.assert_array_equal(split, tokens[deal(lengths, 4)])
+    np.testing.assert_array_equal(split, tokens[assign_rows(lengths, 4)])
 
 
 @pytest.mark.parametrize("which", [0, 1, 2, 6])

@@ -21,11 +21,11 @@ def rollouts(groups):
 
 def test_batch_level_and_prompt_level_rewards_differ_by_the_covariance_with_the_budget():
     groups = [(8, 0), (2, 2), (4, 1), (2, 1)]
-    found = describe(0, rollouts(groups), StepReport.empty())
+    found = describe(0, rollouts(groups), StepReport())
     n = np.array([g[0] for g in groups])
     r = np.array([k / g for g, k in groups])
     assert found["train/accuracy_prompts"] == pytest.approx(1.75 / 4)
-    assert found["train/accuracy"] == 4 / 16 and found["train/all_right"] == 0.25
+    assert found["train/accuracy"] == 4 / 16 and found["train/all_correct"] == 0.25
     # Reinforce-Ada, appendix C.2; its Cov is a sum over prompts.
     covariance = ((n - n.mean()) * (r - r.mean())).sum()
     assert (found["train/accuracy"] - found["train/accuracy_prompts"]) * n.sum() == pytest.approx(
@@ -53,6 +53,6 @@ def test_prompts_by_round_of_sequential_sampling():
 
 
 def test_every_number_of_a_step_has_a_section():
-    names = describe(0, rollouts([(2, 1), (2, 0)]), StepReport.empty())
+    names = describe(0, rollouts([(2, 1), (2, 0)]), StepReport())
     for name in names:
         assert name.partition("/")[0] in ("train", "rollout") and name.count("/") >= 1

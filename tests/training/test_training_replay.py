@@ -345,8 +345,8 @@ def test_cache_learns_of_every_visit_that_is_over(rule, depth):
         assert cache.get(name).tokens.tolist() in responses
 
 
-def test_old_checkpoint_tells_the_cache_of_groups_that_wait():
-    """Code that told it of a group when it was trained on left those in the buffer untold."""
+def test_a_resumed_driver_gives_the_cache_no_group_twice():
+    """Groups that wait in the buffer were offered to the cache when they were complete."""
     data = [
         Prompt(f"p{i}", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
         for i in range(8)
@@ -366,16 +366,12 @@ def test_old_checkpoint_tells_the_cache_of_groups_that_wait():
             Dynamic(4), stream, Recorder(), score, buffer, config, prefixes=source
         ), remembered(cache)
 
-    driver, told = make()
+    driver, offered = make()
     driver.next_groups(None, 0)
-    state = driver.state_dict()
-    assert len(told) == 6 and len(driver.buffer) == 4
-    for old, expected in ((False, []), (True, [g.prompt.visit for g in told[2:]])):
-        if old:
-            del state["told_when_decided"]
-        again, heard = make()
-        again.load_state_dict(state)
-        assert [g.prompt.visit for g in heard] == expected
+    assert len(offered) == 6 and len(driver.buffer) == 4
+    again, offered = make()
+    again.load_state_dict(driver.state_dict())
+    assert len(again.buffer) == 4 and offered == []
 
 
 def test_cache_sees_rewards_as_they_would_be_trained_on():

@@ -131,7 +131,7 @@ def test_answers_that_the_integer_verifier_cannot_see_are_counted():
     assert scorer(rollouts)[1].tolist() == [False, True, False]
     assert scorer.metrics() == {"verifier/ok": 2.0, "verifier/beyond_window": 1.0}
     saved = scorer.state_dict()
-    assert saved["beyond_window"] == 1
+    assert saved["counts"]["verifier"]["beyond_window"] == 1
 
 
 @pytest.mark.parametrize(

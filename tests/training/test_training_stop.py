@@ -259,7 +259,7 @@ def test_a_fused_step_stops_between_attempts():
         state == 4
         and len(rollouts.prompts) == 4
         and metrics() == {"train/loss": 1.0}
-        and "begun" not in again.state_dict()
+        and "unfinished" not in again.state_dict()
     )
     assert (
         report.generation.calls == 4
@@ -404,11 +404,11 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
     assert stop.value.exit_status == 128 + signal.SIGTERM
     assert (
         len(read_lines(parts / "metrics.jsonl")) == 2
-        and trainer.rl_step.driver._begun[1].generation.samples > 0
+        and trainer.rl_step.driver._unfinished[1].generation.samples > 0
     )
 
     trainer = Trainer(config_of(), parts)
-    assert trainer.step == 2 and trainer.rl_step.driver._begun is not None
+    assert trainer.step == 2 and trainer.rl_step.driver._unfinished is not None
     trainer.held_out.room = (8, trainer.held_out.room[1])  # three calls
     raise_in(trainer.scorer, "judge", signal.SIGINT)
     with pytest.raises(

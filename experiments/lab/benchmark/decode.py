@@ -139,7 +139,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
         "bandwidth": bandwidth,
         "rows": rows,
-        "auto": DecodeAttention().way(work.room, work.model),
+        "auto": DecodeAttention().select_kernel(work.room, work.model),
     }
 
 

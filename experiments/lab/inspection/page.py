@@ -128,7 +128,7 @@ def key_numbers(run: Run) -> str:
     if samples is not None:
         length = f"; {tokens / samples:,.1f} tokens each" if tokens and samples else ""
         cells.append(_cell("samples", compact(samples), f"{samples:,.0f}{length}"))
-    prompts = prompt_tally(run)
+    prompts = prompt_counts(run)
     if prompts.get("screened") and "rejected" in prompts:
         detail = f"{prompts['rejected']:,} of {prompts['screened']:,} screened"
         if "failed" in prompts and "solved" in prompts:
@@ -176,7 +176,7 @@ def _why_unknown(run: Run) -> str:
     return "the first evaluation is still to come"
 
 
-def prompt_tally(run: Run) -> dict[str, int]:
+def prompt_counts(run: Run) -> dict[str, int]:
     """What became of the prompts: from the summary, else summed over the steps,
     then without why they were rejected.
     """

@@ -135,7 +135,7 @@ def of_chip(
     if model.platform == "gpu":
         # Contexts are gathered: read and written, all the room that there is.
         room = 2 * length
-        way = DecodeAttention(config.sampler.attention).way(config.sampler.max_new, model)
+        way = DecodeAttention(config.sampler.attention).select_kernel(config.sampler.max_new, model)
         if dense := way == "dense":
             room += length + config.sampler.max_new
         seconds["decode"] += slots * room * seconds["held"]

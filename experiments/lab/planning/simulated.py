@@ -25,9 +25,9 @@ from rl_speed.rollout.evaluate import fill_calls, plan_requests
 from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, serving_order
 from rl_speed.sampling import Samples, halved
 from rl_speed.training import build
-from rl_speed.training.split_step import deal_minibatches
+from rl_speed.training.split_step import split_minibatches
 from rl_speed.training.stream import make_stream
-from rl_speed.update.ragged import PieceShape, deal, make_plan
+from rl_speed.update.ragged import PieceShape, assign_rows, make_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +261,8 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
         begin = time.perf_counter()
         rollouts, report = driver.next_groups(None, version)
         host = time.perf_counter() - begin - generator.seconds
-        informative = int(((rollouts.right > 0) & (rollouts.right < rollouts.sizes)).sum())
+        correct = rollouts.correct_counts
+        informative = int(((correct > 0) & (correct < rollouts.sizes)).sum())
         groups = len(rollouts.prompts)
         if select is not None:
             rollouts, _ = select(rollouts)
@@ -328,13 +329,13 @@ def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceS
     """Pieces of the fullest shard in each optimizer step of an RL step on rows of `rows` i[R]
     tokens, of the groups `owner` i[R].
 
-    They are dealt and laid as the update does.
+    Rows are assigned to shards and packed as the update does it.
     """
     shards = config.mesh.data * config.mesh.fsdp
     parts = config.training.minibatches
     room = -(-config.driver.groups * config.rule.n // parts // shards) * shards
     found = []
-    for mine in deal_minibatches(owner, parts):
+    for mine in split_minibatches(owner, parts):
         lengths = np.zeros(room, np.int32)
         lengths[: len(mine)] = rows[mine]
         found.append(int(_fullest(lengths, shape, shards)))
@@ -343,8 +344,8 @@ def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceS
 
 def _fullest(lengths: np.ndarray, shape: PieceShape, shards: int) -> int:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        dealt = lengths[np.asarray(deal(lengths, shards))]
-        return max(int(_count(row, shape)) for row in dealt)
+        assigned = lengths[np.asarray(assign_rows(lengths, shards))]
+        return max(int(_count(row, shape)) for row in assigned)
 
 
 _count = jax.jit(lambda lengths, shape: make_plan(lengths, shape).count, static_argnums=1)

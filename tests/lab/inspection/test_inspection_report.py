@@ -13,7 +13,7 @@ import pytest
 
 from lab.inspection import NotARun, figures, write_report
 from lab.inspection.charts import Series, line_chart
-from lab.inspection.page import faults, prompt_tally
+from lab.inspection.page import faults, prompt_counts
 from lab.inspection.read import read_run
 from lab.inspection.text import clock, safe, shorten, ticks
 from rl_speed.config import Config
@@ -632,11 +632,11 @@ def test_curves_of_many_steps_keep_their_extremes_and_stay_small():
 
 
 def test_prompts_of_a_run_that_is_not_over_are_summed_over_its_steps(tmp_path):
-    assert prompt_tally(read_run(write(tmp_path / "a", summary=None))) == {
+    assert prompt_counts(read_run(write(tmp_path / "a", summary=None))) == {
         "screened": 2000,
         "rejected": 1600,
     }
-    assert prompt_tally(read_run(write(tmp_path / "b")))["failed"] == 1000
+    assert prompt_counts(read_run(write(tmp_path / "b")))["failed"] == 1000
 
 
 @pytest.mark.parametrize(
