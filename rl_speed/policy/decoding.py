@@ -11,19 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
+from rl_speed.policy.block import MATRICES, block, full_precision, rms_norm, rope_angles
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
-from rl_speed.policy.transformer import (
-    full_precision,
-    output_head,
-    rms_norm,
-    rope_angles,
-    rotate,
-    weights,
-)
+from rl_speed.policy.transformer import output_head, weights
 from rl_speed.sampling.types import Array, Decoder
 
 
@@ -64,22 +57,15 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
 
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
-        out = {
-            "attn_norm": w["attn_norm"],
-            "mlp_norm": w["mlp_norm"],
-            "wo": fixed(w["wo"].reshape(-1, config.width).astype(dtype)),
-            "w_down": fixed(w["w_down"].astype(dtype)),
-        }
-        qkv = [turn(flat(w[n]).astype(dtype)) for n in ("wq", "wk", "wv")]
-        up = [turn(w[n].astype(dtype)) for n in ("w_gate", "w_up")]
-        out |= {"qkv": [join(qkv)], "up": [join(up)]} if fuse else {"qkv": qkv, "up": up}
+        out = {name: value for name, value in w.items() if name.endswith("norm")}
+        out["out"] = [fixed(w["wo"].reshape(-1, config.width).astype(dtype))]
+        out["down"] = [fixed(w["w_down"].astype(dtype))]
+        for group in ("qkv", "up"):
+            parts = [turn(flat(w[name]).astype(dtype)) for name in MATRICES[group]]
+            out[group] = [join(parts)] if fuse else parts
         if config.qkv_bias:
-            bias = [w[n].reshape(-1).astype(dtype) for n in ("bq", "bk", "bv")]
+            bias = [w[name].reshape(-1).astype(dtype) for name in ("bq", "bk", "bv")]
             out["qkv_bias"] = [jnp.concatenate(bias)] if fuse else bias
-        if config.qk_norm:
-            norms = [w["q_norm"], w["k_norm"]]
-            heads = np.repeat([0, 1], [config.heads, config.kv_heads])
-            out["qk_norm"] = [jnp.stack(norms)[heads]] if fuse else norms
         return out
 
     head = {
@@ -104,57 +90,21 @@ def narrow(params: Any, config: ModelConfig) -> Any:
     return jax.tree.map(cast, params, weights(config))
 
 
-def times(x: Array, weight: Array, config: ModelConfig) -> Array:
-    """x [..., in] times a matrix of `DecodeParams`: [out, in] on CPUs, else [in, out]."""
-    if config.platform == "cpu":
-        return x @ weight.T
+def multiply(layer: dict[str, Any], group: str, x: Array, config: ModelConfig) -> list[Array]:
+    """`block.Multiply` for a layer of `DecodeParams`: matrices [out, in] on CPUs, else [in, out],
+    fused or not.
+    """
     # Without a barrier the TPU compiler recomputes x (a norm, for example) for each part of the
     # weights: by its estimate a quarter of the product's time.
-    return (jax.lax.optimization_barrier(x) if config.platform == "tpu" else x) @ weight
-
-
-def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: ModelConfig):
-    """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of inputs [...,
-    D], which are normed first.
-    """
-    normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
-    parts = [times(normed, w, config) for w in layer["qkv"]]
-    if config.qkv_bias:
-        parts = [part + bias for part, bias in zip(parts, layer["qkv_bias"])]
-    parts = [part.reshape(*x.shape[:-1], -1, config.head_dim) for part in parts]
-
-    def turn(parts: list[Array]) -> list[Array]:
-        """Queries and keys: normed if this policy does so, then rotated."""
-        if config.qk_norm:
-            parts = [
-                rms_norm(part, scale, config.norm_eps)
-                for part, scale in zip(parts, layer["qk_norm"])
-            ]
-        return [rotate(part, *rope, config) for part in parts]
-
-    if len(parts) == 3:
-        q, k, v = parts
-        q, k = turn([q, k])
-        return q, k, v
-    (heads,) = parts
-    (turned,) = turn([heads[..., : config.heads + config.kv_heads, :]])
-    return (
-        turned[..., : config.heads, :],
-        turned[..., config.heads :, :],
-        heads[..., config.heads + config.kv_heads :, :],
-    )
-
-
-def feed_forward(layer: dict[str, Any], x: Array, config: ModelConfig) -> Array:
-    """SwiGLU, without the residual."""
-    normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    parts = [times(normed, w, config) for w in layer["up"]]
-    gate, up = (
-        parts
-        if len(parts) == 2
-        else (parts[0][..., : config.mlp_width], parts[0][..., config.mlp_width :])
-    )
-    return times(jax.nn.silu(gate) * up, layer["w_down"], config)
+    x = jax.lax.optimization_barrier(x) if config.platform == "tpu" else x
+    products = [x @ (weight.T if config.platform == "cpu" else weight) for weight in layer[group]]
+    if group == "qkv" and config.qkv_bias:
+        products = [product + bias for product, bias in zip(products, layer["qkv_bias"])]
+    if len(products) == len(MATRICES[group]):
+        return products
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    cuts = {"qkv": [queries, queries + keys], "up": [config.mlp_width]}
+    return jnp.split(products[0], cuts[group], axis=-1)
 
 
 def prefill(
@@ -169,17 +119,18 @@ def prefill(
     Returns (list of KV with C rows and L positions, f[C, D], f32[C, V]). Unused outputs are not
     computed.
     """
-    contexts, length = tokens_CxL.shape
+    products = functools.partial(multiply, config=config)
     with full_precision(config):
-        rope = rope_angles(jnp.arange(length, dtype=jnp.int32)[None], config)
+        rope = rope_angles(jnp.arange(tokens_CxL.shape[1], dtype=jnp.int32)[None], config)
         x_CxLxD = params.embed[tokens_CxL]
         pool = []
-        for layer in params.layers:
-            q, k, v = project(layer, x_CxLxD, rope, config)
+
+        def attend(q, k, v):
             pool.append(attention.to_kv_layout(k, v, config))
-            out = causal_attention(q, k, v, config)
-            x_CxLxD = x_CxLxD + times(out.reshape(contexts, length, -1), layer["wo"], config)
-            x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
+            return causal_attention(q, k, v, config)
+
+        for layer in params.layers:
+            x_CxLxD = block(layer, x_CxLxD, rope, attend, config, products)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
         last_CxD = rms_norm(last_CxD, params.final_norm, config.norm_eps)
     return pool, last_CxD, output_head(params.head, last_CxD, config)
@@ -209,8 +160,9 @@ def decode(
     length = context_kv[0].positions
     room = sum(part.positions for part in cache[0])
     at_S = jnp.minimum(suffix_length_S, room - 1)
+    products = functools.partial(multiply, config=config)
     with full_precision(config):
-        attend = Attend(
+        attention_of = Attend(
             attention,
             config,
             context_index_S,
@@ -225,12 +177,15 @@ def decode(
         rope = jax.lax.optimization_barrier(rope_angles(context_length_S + suffix_length_S, config))
         x_SxD = params.embed[token_S]
         updated = []
-        for layer, context, rows in zip(params.layers, context_kv, cache):
-            q, k, v = project(layer, x_SxD, rope, config)
-            out, rows = attend(q, k, v, context, rows)
+
+        def attend(q, k, v):
+            at = len(updated)
+            out, rows = attention_of(q, k, v, context_kv[at], cache[at])
             updated.append(rows)
-            x_SxD = x_SxD + times(out, layer["wo"], config)
-            x_SxD = x_SxD + feed_forward(layer, x_SxD, config)
+            return out
+
+        for layer in params.layers:
+            x_SxD = block(layer, x_SxD, rope, attend, config, products)
         x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
     return output_head(params.head, x_SxD, config), updated
 

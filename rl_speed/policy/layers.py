@@ -1,15 +1,13 @@
 """The pass through stacked layers and back: what is kept, recomputed, and where gradients go."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
+from rl_speed.policy.block import Array, Params
 from rl_speed.policy.config import ModelConfig
-
-Array = jax.Array
-Params = Mapping[str, Any]
 
 # Up to this many layers are unrolled on a CPU: they compile fast, and the backward pass needs no
 # copies into stacked arrays. (The TPU compiler crashes on unrolled layers that are gathered over

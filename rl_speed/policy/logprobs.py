@@ -6,13 +6,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl_speed.policy.block import full_precision
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import (
     Array,
     Params,
     Vocabulary,
     Weights,
-    full_precision,
     hidden_states,
     output_head,
 )

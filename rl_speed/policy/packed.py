@@ -13,13 +13,13 @@ import jax.numpy as jnp
 
 from rl_speed.mesh import over_tensor
 from rl_speed.policy import splash
+from rl_speed.policy.block import full_precision
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import (
     Array,
     attention_implementation,
     attention_kernel,
     dense_attention,
-    full_precision,
 )
 
 # The smallest window with its own program: below it attention is a small part of a layer.

@@ -5,7 +5,6 @@ Shape letters: B rows, T tokens, D width, H query heads, G key/value heads, Q = 
 mlp width, N layers, V vocabulary.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -14,11 +13,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl_speed.mesh import TRAIN_RULES, named_sharding, over_tensor
+from rl_speed.policy.block import (
+    MATRICES,
+    Array,
+    Params,
+    block,
+    full_precision,
+    rms_norm,
+    rope_angles,
+)
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.layers import Array, Params, through_layers
+from rl_speed.policy.layers import through_layers
 
 # Its probability is exactly 0. It is finite, so 0 times it is 0, not NaN as for -inf.
 UNUSED_LOGIT = -1e30
@@ -126,80 +133,6 @@ def num_params(config: ModelConfig) -> int:
     return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config)))
 
 
-def full_precision(config: ModelConfig):
-    """A context with full float32 products: GPUs and TPUs otherwise use 10 or 8 mantissa bits."""
-    return (
-        jax.default_matmul_precision("highest")
-        if config.dtype == "float32"
-        else contextlib.nullcontext()
-    )
-
-
-def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
-    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype.
-
-    The scale broadcasts to x.
-    """
-    x32 = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return (x32 * inverse * scale_D).astype(x.dtype)
-
-
-def rope_frequencies(config: ModelConfig) -> Array:
-    """Radians per position of each pair of head dimensions, float32 [K / 2], scaled if the
-    checkpoint is.
-    """
-    half = config.head_dim // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequency
-    # A constant of the program: the scaling depends only on a frequency's turns in the original
-    # context.
-    turns = (
-        scaling.original_max_position * config.rope_theta ** (-np.arange(half) / half) / (2 * np.pi)
-    )
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = np.clip(kept, 0, 1)
-    return frequency * (kept + (1 - kept) / scaling.factor).astype(np.float32)
-
-
-def rope_angles(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
-    """(cos, sin) of the rotary angles, float32 [*positions.shape, K / 2].
-
-    Float32 throughout: bfloat16 rounds position 257 to 256.
-    """
-    frequency = rope_frequencies(config)
-    angles = positions[..., None].astype(jnp.float32) * frequency
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
-    """Rotary embedding in the half-split layout of Hugging Face: dimension i pairs with i + K / 2.
-
-    Args:
-      x: [..., heads, K]. cos, sin: float32 [..., K / 2], from `rope_angles`.
-    """
-    cos = cos[..., None, :]
-    sin = sin[..., None, :]
-    if config.platform != "tpu":
-        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        return jnp.concatenate(
-            [first * cos - second * sin, second * cos + first * sin], axis=-1
-        ).astype(x.dtype)
-    # By its compiler's estimate a TPU takes longer to move halves of its lanes than to multiply
-    # with a matrix that swaps the halves and negates the first. This is exact: its entries are 0,
-    # 1, -1.
-    half = np.eye(config.head_dim // 2)
-    swap = np.block([[0 * half, half], [-half, 0 * half]])
-    swapped = (x @ jnp.asarray(swap, x.dtype)).astype(jnp.float32)
-
-    def twice(x):
-        return jnp.concatenate([x, x], axis=-1)
-
-    return (x.astype(jnp.float32) * twice(cos) + swapped * twice(sin)).astype(x.dtype)
-
-
 def attention_kernel(config: ModelConfig) -> str:
     """The attention kernel for whole rows: "cudnn" on GPUs, "splash" on TPUs, if it supports this
     policy, else "xla", which holds scores in memory.
@@ -295,52 +228,17 @@ def segment_positions(segment_ids_BxT: Array) -> Array:
     return index_T - start_BxT
 
 
-def attention_block(
-    layer: Params,
-    x_NxD: Array,
-    rope,
-    attend: Callable[[Array, Array, Array], Array],
-    config: ModelConfig,
-) -> Array:
-    """Causal self-attention of one layer for N = B * T tokens, without the residual.
-
-    `rope` has the angles of [B, T] positions.
-    """
-    dtype = x_NxD.dtype
-    length = rope[0].shape[1]
-    with jax.named_scope("attention"):
-        h_NxD = rms_norm(x_NxD, layer["attn_norm"], config.norm_eps)
-
-        def project(name):
-            """[B, T, heads, K] for queries, keys or values."""
-            weight = layer["w" + name].astype(dtype)
-            out = h_NxD @ weight.reshape(weight.shape[0], -1)
-            if config.qkv_bias:
-                out = out + layer["b" + name].astype(dtype).reshape(-1)
-            return out.reshape(-1, length, *weight.shape[1:])
-
-        q = project("q")
-        k = project("k")
-        v = project("v")
-        if config.qk_norm:
-            q, k = (
-                rms_norm(x, layer[name], config.norm_eps)
-                for x, name in ((q, "q_norm"), (k, "k_norm"))
-            )
-        q = rotate(q, *rope, config)
-        k = rotate(k, *rope, config)
-        weight = layer["wo"].astype(dtype)
-        return attend(q, k, v).reshape(len(x_NxD), -1) @ weight.reshape(-1, weight.shape[-1])
-
-
-def mlp_block(layer: Params, x_NxD: Array, config: ModelConfig) -> Array:
-    """SwiGLU of one layer, without the residual."""
-    dtype = x_NxD.dtype
-    with jax.named_scope("mlp"):
-        h_NxD = rms_norm(x_NxD, layer["mlp_norm"], config.norm_eps)
-        gate_NxF = h_NxD @ layer["w_gate"].astype(dtype)
-        up_NxF = h_NxD @ layer["w_up"].astype(dtype)
-        return (jax.nn.silu(gate_NxF) * up_NxF) @ layer["w_down"].astype(dtype)
+def multiply(layer: Params, group: str, x: Array) -> list[Array]:
+    """`block.Multiply` for a layer as declared by `weights`, cast to x's dtype."""
+    products = []
+    for name in MATRICES[group]:
+        weight = layer[name].astype(x.dtype)
+        inputs = (-1, weight.shape[-1]) if group == "out" else (len(weight), -1)
+        product = x @ weight.reshape(inputs)
+        if (bias := layer.get(f"b{name[1:]}")) is not None:
+            product = product + bias.astype(x.dtype).reshape(-1)
+        products.append(product)
+    return products
 
 
 def dense_attention(
@@ -404,8 +302,7 @@ def hidden_states(
     def layer_step(x_NxD, layer):
         with full_precision(config):  # also here: the backward pass may trace it again
             layer = weights.layer(layer)
-            x_NxD = x_NxD + attention_block(layer, x_NxD, rope, attend, config)
-            return x_NxD + mlp_block(layer, x_NxD, config)
+            return block(layer, x_NxD, rope, attend, config, multiply)
 
     with jax.named_scope("policy"), full_precision(config):
         rope = rope_angles(positions, config)

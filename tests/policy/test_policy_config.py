@@ -9,8 +9,8 @@ import pytest
 from real_models import PARAMETERS
 
 from rl_speed.policy import ModelConfig, abstract_params, num_params
+from rl_speed.policy.block import rope_frequencies
 from rl_speed.policy.config import RopeScaling
-from rl_speed.policy.transformer import rope_frequencies
 
 TINY = {
     "model_type": "qwen2",

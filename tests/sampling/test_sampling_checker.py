@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_speed.policy import ModelConfig, decoder, decoding, forward, init
-from rl_speed.policy.transformer import rope_angles
+from rl_speed.policy.block import rope_angles
 from rl_speed.sampling import Decoder, DecoderFault, check_decoder
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -1,0 +1,140 @@
+"""One layer of the transformer, shared by training, prefill and decoding.
+
+They differ in how they store a layer's matrices and in what a token attends to: `Multiply` and
+`attend`. An adapter belongs into `Multiply`. Shape letters as in `transformer`.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_speed.policy.config import ModelConfig
+
+Array = jax.Array
+Params = Mapping[str, Any]
+# (a layer's weights, a key of `MATRICES`, x [..., in]) -> a product [..., out] with each matrix.
+Multiply = Callable[[Params, str, Array], list[Array]]
+
+# Matrices by the input that they are multiplied with.
+MATRICES = {
+    "qkv": ("wq", "wk", "wv"),
+    "out": ("wo",),
+    "up": ("w_gate", "w_up"),
+    "down": ("w_down",),
+}
+
+
+def full_precision(config: ModelConfig):
+    """A context with full float32 products: GPUs and TPUs otherwise use 10 or 8 mantissa bits."""
+    return (
+        jax.default_matmul_precision("highest")
+        if config.dtype == "float32"
+        else contextlib.nullcontext()
+    )
+
+
+def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
+    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype.
+
+    The scale broadcasts to x.
+    """
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (x32 * inverse * scale_D).astype(x.dtype)
+
+
+def rope_frequencies(config: ModelConfig) -> Array:
+    """Radians per position of each pair of head dimensions, float32 [K / 2], scaled if the
+    checkpoint is.
+    """
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequency
+    # A constant of the program: the scaling depends only on a frequency's turns in the original
+    # context.
+    turns = (
+        scaling.original_max_position * config.rope_theta ** (-np.arange(half) / half) / (2 * np.pi)
+    )
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.clip(kept, 0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor).astype(np.float32)
+
+
+def rope_angles(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
+    """(cos, sin) of the rotary angles, float32 [*positions.shape, K / 2].
+
+    Float32 throughout: bfloat16 rounds position 257 to 256.
+    """
+    frequency = rope_frequencies(config)
+    angles = positions[..., None].astype(jnp.float32) * frequency
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
+    """Rotary embedding in the half-split layout of Hugging Face: dimension i pairs with i + K / 2.
+
+    Args:
+      x: [..., heads, K]. cos, sin: float32 [..., K / 2], from `rope_angles`.
+    """
+    cos = cos[..., None, :]
+    sin = sin[..., None, :]
+    if config.platform != "tpu":
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        return jnp.concatenate(
+            [first * cos - second * sin, second * cos + first * sin], axis=-1
+        ).astype(x.dtype)
+    # By its compiler's estimate a TPU takes longer to move halves of its lanes than to multiply
+    # with a matrix that swaps the halves and negates the first. This is exact: its entries are 0,
+    # 1, -1.
+    half = np.eye(config.head_dim // 2)
+    swap = np.block([[0 * half, half], [-half, 0 * half]])
+    swapped = (x @ jnp.asarray(swap, x.dtype)).astype(jnp.float32)
+
+    def twice(x):
+        return jnp.concatenate([x, x], axis=-1)
+
+    return (x.astype(jnp.float32) * twice(cos) + swapped * twice(sin)).astype(x.dtype)
+
+
+def block(
+    layer: Params,
+    x: Array,
+    rope: tuple[Array, Array],
+    attend: Callable[[Array, Array, Array], Array],
+    config: ModelConfig,
+    multiply: Multiply,
+) -> Array:
+    """The residual stream after one layer: attention, then SwiGLU, each on a normed input.
+
+    Args:
+      layer: its weights: norms as declared by `transformer.weights`, and matrices for `multiply`.
+      x: [..., D], of tokens in any layout.
+      rope: (cos, sin) [*positions, K / 2] from `rope_angles`. The heads that `attend` gets are
+        [-1, *positions[1:], heads, K].
+      attend: (q, k, v), rotated -> [..., H, K] or [..., H * K], tokens in the order of x.
+    """
+    positions = rope[0].shape[1:-1]
+    with jax.named_scope("attention"):
+        normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
+        q, k, v = (
+            product.reshape(-1, *positions, product.shape[-1] // config.head_dim, config.head_dim)
+            for product in multiply(layer, "qkv", normed)
+        )
+        if config.qk_norm:
+            q = rms_norm(q, layer["q_norm"], config.norm_eps)
+            k = rms_norm(k, layer["k_norm"], config.norm_eps)
+        q = rotate(q, *rope, config)
+        k = rotate(k, *rope, config)
+        (out,) = multiply(layer, "out", attend(q, k, v).reshape(*x.shape[:-1], -1))
+        x = x + out
+    with jax.named_scope("mlp"):
+        normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
+        gate, up = multiply(layer, "up", normed)
+        (out,) = multiply(layer, "down", jax.nn.silu(gate) * up)
+        return x + out
