@@ -38,7 +38,8 @@ setup(
     packages=[
         *find_packages(include=["rl_speed", "rl_speed.*"]),
         "rl_speed.configs",
-        *(f"rl_speed.experiments.{name}" for name in ("lab", "lab.comparison", "lab.inspection")),
+        "rl_speed.experiments.lab",
+        *(f"rl_speed.experiments.lab.{name}" for name in ("comparison", "inspection", "planning")),
     ],
     py_modules=[f"rl_speed.experiments.{name}" for name in COMMANDS],
     package_dir={"rl_speed.configs": "configs", "rl_speed.experiments": "experiments"},

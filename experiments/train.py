@@ -72,6 +72,7 @@ def main(_):
 
     # Imported here, so that --help is quick.
     from lab.inspection import write_report
+    from lab.planning import estimates
     from rl_speed.runtime.metrics import write_atomically
     from rl_speed.runtime.plotting import plot_run
     from rl_speed.runtime.report import closing_summary
@@ -80,10 +81,12 @@ def main(_):
 
     if _DRY_RUN.value:
         found = dry_run(config, target, lambda text: print(text, file=sys.stderr))
+        times = {} if target is None else estimates.of_plan(config, found, target.chip)
         if _JSON.value:
             record = {**dataclasses.asdict(found), "fits": found.fits}
+            record["estimates"] = {name: dataclasses.asdict(x) for name, x in times.items()}
             write_atomically(Path(_JSON.value), json.dumps(record, indent=1) + "\n")
-        print(found.text())
+        print("\n".join([found.text(), *(f"{name:<21} {x.text()}" for name, x in times.items())]))
         return
     if not _WORKDIR.value:
         command.fail("--workdir is missing: where should the run be written?")

@@ -241,7 +241,7 @@ def markdown(
         f"{date}. Memory is XLA's own count for the chip, with the optimizer's state where it "
         "waits for another program. Nothing ran. Times of phases are estimates: a TPU compiler's "
         "cycles at an assumed clock, and its kernels, which it does not estimate, at an assumed "
-        "share of the chip's limits (training/dry_run.py); in brackets how many times the bound "
+        "share of the chip's limits (planning/estimates.py); in brackets how many times the bound "
         "of the chip's limits that is. Of GPUs there is the bound alone. Compile times are this "
         "machine's, which did other work meanwhile."
         + (f" {missing} rows of the set are not compiled yet." if missing else ""),

@@ -10,10 +10,10 @@ import chip
 import common
 
 from lab.benchmark import scale
+from lab.planning import estimates
 from rl_speed.config import Config
 from rl_speed.mesh import platform_of
-from rl_speed.training.dry_run import dry_run, made_of
-from rl_speed.training.estimates import summary
+from rl_speed.training.dry_run import dry_run
 
 # Planned and measured memory, and planned and measured seconds, agree within these factors.
 MEMORY = 1.25
@@ -57,12 +57,11 @@ def run(setting: common.Setting, found: common.Result) -> None:
     if listed is None:
         found.figures["estimates"] = "none: this device is not in targets.CHIPS"
         return
-    units = made_of(config, work.model, plan.programs, plan.pieces, listed)
     spent = {
         "decode step": measured["seconds"]["generate"] / measured["decode_steps"],
         "update": measured["seconds"]["update"],
     }
-    for name, estimate in summary(config, plan.pieces, units).items():
+    for name, estimate in estimates.of_plan(config, plan, listed).items():
         found.figures[f"{name}: bound by the chip's limits (s)"] = estimate.bound
         found.at_most(f"{name}: measured / bound", spent[name] / estimate.bound, SECONDS)
         found.at_least(f"{name}: measured / bound", spent[name] / estimate.bound, 0.9)

@@ -21,8 +21,8 @@ from rl_speed.sampling.types import Array, Decoder
 
 
 class DecodeParams(NamedTuple):
-    """Weights in decode layout: a list of layers with matrices for `times`, projections fused or
-    not, and the embedding, final norm and head.
+    """Weights in decode layout: a list of layers with matrices for `multiply`, fused or not, and
+    the embedding, final norm and head.
     """
 
     embed: Array  # [V, D]

@@ -19,7 +19,7 @@ def check_counts(ids: Sequence[str], correct: Sequence[int], total: Sequence[int
         )
     for i, k, n in zip(ids, correct, total):
         if not 0 <= k <= n:
-            raise ValueError(f"prompt {i!r}: {k} right of {n} samples cannot be")
+            raise ValueError(f"prompt {i!r}: {k} correct of {n} samples is impossible")
 
 
 class BetaEma:

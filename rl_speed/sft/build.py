@@ -236,22 +236,23 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
             "epoch": min(shown, epochs or math.inf),
         }
 
-    judged = ()
+    judged = {}
     if config.evaluation.samples:
-        judged = build_answers(config, mesh, model, tokenizer, ends, held)
+        answers, close = build_answers(config, mesh, model, tokenizer, ends, held)
+        judged = {"answers": answers, "close": close}
     files = ModelFiles.read(path)
     return Parts(
         params,
         model,
         steps,
-        layout,
-        batch,
-        layout.batches(held),
-        tokenizer,
-        ends,
-        counts,
-        *judged,
+        layout=layout,
+        batch=batch,
+        held_out=layout.batches(held),
+        tokenizer=tokenizer,
+        ends=ends,
+        counts=counts,
         files=files,
+        **judged,
     )
 
 

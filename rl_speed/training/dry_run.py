@@ -1,6 +1,4 @@
-"""Compiles the programs of a run for abstract weights to predict its memory and time; allocates
-nothing.
-"""
+"""Compiles the programs of a run for abstract weights to predict its memory; allocates nothing."""
 
 import dataclasses
 import re
@@ -28,9 +26,8 @@ from rl_speed.runtime.out_of_memory import (
     update_parts,
 )
 from rl_speed.sampling import Batch, Prompts, SamplerConfig
-from rl_speed.targets import Chip, Target
+from rl_speed.targets import Target
 from rl_speed.training import build
-from rl_speed.training.estimates import Estimate, Units, summary, units
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.split_step import scores_batch, uses_old_logprobs
 from rl_speed.update.ragged import PieceShape, make_plan
@@ -99,16 +96,18 @@ class DryRun:
     Attributes:
       pieces: of the update, per device. padding: lengths of responses -> computed tokens / held
         tokens in an update.
+      one_mesh: whether the programs that generate and those that train run on one mesh.
       vocabulary: of the policy. end_tokens: ids that end a response. tokenizer: whether one was
         read.
       beside: part -> bytes per device held beside every program and in no program's total
         (reference policy).
-      estimates: of a step's phases on the target.
     """
 
+    model: ModelConfig
     parameters: int
     devices: int
     device: str
+    one_mesh: bool
     limit: int | None
     work: dict[str, float]
     programs: list[Program]
@@ -118,7 +117,6 @@ class DryRun:
     tokenizer: bool
     pieces: PieceShape
     padding: dict[str, float]
-    estimates: dict[str, Estimate]
 
     @property
     def fits(self) -> bool:
@@ -146,7 +144,6 @@ class DryRun:
             f"{name:<21} {size_text(size)} per device, beside every program"
             for name, size in self.beside.items()
         ]
-        lines += [f"{name:<21} {estimate.text()}" for name, estimate in self.estimates.items()]
         beside = sum(self.beside.values())
         for p in self.programs:
             lines += [
@@ -378,9 +375,11 @@ def dry_run(
     batch = abstract_batch(config, mesh)
     pieces = settings.pieces(batch.tokens, mesh, policy.model)
     return DryRun(
-        num_params(policy.model),
-        config.devices,
-        device.device_kind,
+        policy.model,
+        parameters=num_params(policy.model),
+        devices=config.devices,
+        device=device.device_kind,
+        one_mesh=generation is mesh,
         limit=(device.memory_stats() or {}).get("bytes_limit")
         if target is None
         else target.chip.memory,
@@ -392,24 +391,7 @@ def dry_run(
         tokenizer=policy.tokenizer is not None,
         pieces=pieces,
         padding=expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
-        estimates={}
-        if target is None or generation is not mesh
-        else summary(config, pieces, made_of(config, policy.model, programs, pieces, target.chip)),
     )
-
-
-def made_of(
-    config: Config,
-    model: ModelConfig,
-    programs: Sequence[Program],
-    pieces: PieceShape,
-    chip: Chip,
-    row: float = 0.0,
-) -> Units:
-    """Units of a step of these programs; `row`: see `estimates.units`."""
-    known = {p.name: p.known for p in programs}
-    found = {p.name: p.phases for p in programs if p.phases is not None}
-    return units(config, model, known, found=found, pieces=pieces, chip=chip, row=row)
 
 
 # For each program: its name, a function that lowers it, its known parts, and fields to turn down.

@@ -60,7 +60,7 @@ def test_state_survives():
 
 def test_impossible_counts_change_nothing():
     memory = BetaEma()
-    with pytest.raises(ValueError, match="prompt 'b': 3 right of 2"):
+    with pytest.raises(ValueError, match="prompt 'b': 3 correct of 2"):
         memory.update(["a", "b"], [1, 3], [2, 2])
     with pytest.raises(ValueError, match="one count for each prompt"):
         memory.update(["a"], [1, 2], [2])

@@ -196,7 +196,7 @@ def test_visits_without_samples_say_nothing_and_bad_counts_change_nothing():
     forecast = Forecast(prompts, 8, buckets=16)
     before = forecast.state_dict()
     forecast.update([3, 4], [0, 0], [0, 0], [np.nan, np.nan])
-    with pytest.raises(ValueError, match="prompt 'q4': 3 right of 2"):
+    with pytest.raises(ValueError, match="prompt 'q4': 3 correct of 2"):
         forecast.update([3, 4], [1, 3], [2, 2], [1.0, 1.0])
     after = forecast.state_dict()
     for name in before:

@@ -282,7 +282,7 @@ def test_errors_name_what_is_wrong(policy, prompts):
         ):
             estimator.estimate(params, [prompts[0], bad])
     for e in (estimator, EmaEstimator(BetaEma())):
-        with pytest.raises(ValueError, match=f"prompt {prompts[1].id!r}: 3 right of 2"):
+        with pytest.raises(ValueError, match=f"prompt {prompts[1].id!r}: 3 correct of 2"):
             e.update(params, prompts[:2], [0, 3], [2, 2])
         with pytest.raises(ValueError, match="one count for each prompt"):
             e.update(params, prompts[:2], [0], [2, 2])

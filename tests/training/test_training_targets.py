@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lab.planning.estimates import of_plan, summary, units
 from rl_speed.config import presets
 from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
 from rl_speed.mesh import batch_sharding, make_mesh, platform_of
@@ -19,7 +20,6 @@ from rl_speed.sft.train import Pieces, make_update
 from rl_speed.targets import CHIPS, Target
 from rl_speed.training import build
 from rl_speed.training.dry_run import dry_run
-from rl_speed.training.estimates import summary, units
 from rl_speed.update.ragged import PieceShape
 from rl_speed.update.state import state_shardings
 
@@ -289,7 +289,8 @@ def test_accelerators_compile_kernels_and_send_nothing_while_they_decode(
     if importlib.util.find_spec(COMPILERS[target.chip.platform]) is None:
         pytest.skip(f"the compiler for {name} is not installed")
     target.prepare()
-    report = dry_run(small(tmp_path, mesh, driver), target)
+    config = small(tmp_path, mesh, driver)
+    report = dry_run(config, target)
     assert report.fits
     update = report.programs[-1]
     draw = report.programs[0]
@@ -301,7 +302,7 @@ def test_accelerators_compile_kernels_and_send_nothing_while_they_decode(
     looped = {c.kind for c in draw.collectives if c.looped}
     assert looped <= ({"all-reduce", "all-gather"} if mesh[2] > 1 else set())
     if target.chip.platform == "tpu":
-        assert all(e.compiler and e.kernels for e in report.estimates.values())
+        assert all(e.compiler and e.kernels for e in of_plan(config, report, target.chip).values())
 
 
 @pytest.mark.slow

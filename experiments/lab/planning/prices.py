@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lab.planning.estimates import LIMIT, units_of
 from lab.planning.simulated import pieces_of
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
@@ -23,8 +24,7 @@ from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.runtime.metrics import read_object
 from rl_speed.targets import Target
 from rl_speed.training import build
-from rl_speed.training.dry_run import Program, made_of
-from rl_speed.training.estimates import LIMIT
+from rl_speed.training.dry_run import Program
 from rl_speed.update.ragged import PieceShape
 from rl_speed.update.state import init_state, state_shardings
 
@@ -58,7 +58,7 @@ class Prices:
 
     Attributes:
       source: what they are made of, for people.
-      call, prefill, held, optimizer, piece, score: as of `training.estimates.Units`.
+      call, prefill, held, optimizer, piece, score: as of `estimates.Units`.
       decode: an iteration of the decode loop; row: of each row that decodes in it, more.
       judge: verifying one response, all workers together.
       shape: of the update's pieces. chunk: contexts that are read at once.
@@ -119,7 +119,7 @@ def of_chip(
         raise ValueError(f"the dry run is of {found['devices']} devices, not of {target.size}")
     model = model_of(config, target.chip.platform)
     shape = PieceShape(**found["pieces"])
-    each = made_of(config, model, programs, shape, target.chip, row)
+    each = units_of(config, model, programs, shape, target.chip, row)
     # What is computed anew in the backward pass is in no bound.
     again = {"piece": (3 + config.model.remat) / 3}
     seconds = {

@@ -35,6 +35,7 @@ import update  # noqa: E402
 
 from lab.benchmark import decode, machine, train  # noqa: E402
 from lab.benchmark.sampler import list_schedule  # noqa: E402
+from lab.planning import estimates  # noqa: E402
 from rl_speed import policy, sampling  # noqa: E402
 from rl_speed.config import Config, methods, presets  # noqa: E402
 from rl_speed.hlo import kernels  # noqa: E402
@@ -162,6 +163,7 @@ def compiled(programs: Programs, part: str) -> Iterator[dict[str, object]]:
         begin = time.perf_counter()
         try:
             plan = dry_run(config, programs.target)
+            found = estimates.of_plan(config, plan, programs.target.chip)
         except Exception as error:
             said = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             yield {"part": part, "program": name, "error": said, "seconds": 0.0}
@@ -169,7 +171,7 @@ def compiled(programs: Programs, part: str) -> Iterator[dict[str, object]]:
         for p in plan.programs:
             row = {"part": part, "program": f"{name}: {p.name}", "bytes": p.total}
             row |= {"kernels": p.kernels, "seconds": p.compile_s}
-            yield row | ({"error": p.refused} if p.refused else {"plan": plan})
+            yield row | ({"error": p.refused} if p.refused else {"estimates": found})
 
 
 def predictions(programs: Programs, rows: list[dict[str, object]]) -> list[str]:
@@ -203,9 +205,10 @@ def predictions(programs: Programs, rows: list[dict[str, object]]) -> list[str]:
     for row in rows:
         if row["part"] == "honest" and "bytes" in row:
             lines.append(f"| honest, {row['program']}: memory | {size_text(row['bytes'])} |")
-    for plan in [row["plan"] for row in rows if row["part"] == "honest" and "plan" in row][:1]:
+    honest_rows = [row for row in rows if row["part"] == "honest" and "estimates" in row]
+    for row in honest_rows[:1]:
         for name, share in (("decode step", BANDWIDTH), ("update", OPERATIONS)):
-            bound = plan.estimates[name].bound
+            bound = row["estimates"][name].bound
             text = f"{1e3 * bound / share:,.1f} ms (bound {1e3 * bound:,.1f})"
             lines.append(f"| honest: {name} | {text} |")
     return lines

@@ -3,7 +3,7 @@ is measured.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rl_speed.config import Config
 from rl_speed.hlo import Phases
@@ -11,6 +11,7 @@ from rl_speed.policy import DecodeAttention, ModelConfig, num_params
 from rl_speed.policy.splash import BLOCK
 from rl_speed.policy.transformer import attention_kernel
 from rl_speed.targets import Chip
+from rl_speed.training.dry_run import DryRun, Program
 from rl_speed.update.ragged import LOOP, PieceShape
 
 # Assumed efficiency of kernels, which no compiler estimates: share of peak operations for products,
@@ -181,6 +182,20 @@ def units(
     return Units(**{n: Estimate(least[n], cycles[n] / chip.clock, kernels[n]) for n in least})
 
 
+def units_of(
+    config: Config,
+    model: ModelConfig,
+    programs: Sequence[Program],
+    pieces: PieceShape,
+    chip: Chip,
+    row: float = 0.0,
+) -> Units:
+    """Units of a step of these programs; `row`: see `units`."""
+    known = {p.name: p.known for p in programs}
+    found = {p.name: p.phases for p in programs if p.phases is not None}
+    return units(config, model, known, found=found, pieces=pieces, chip=chip, row=row)
+
+
 def summary(config: Config, pieces: PieceShape, each: Units) -> dict[str, Estimate]:
     """Estimates of an update of full-length rows, and of a decode step with half of the response
     capacity held.
@@ -198,3 +213,11 @@ def summary(config: Config, pieces: PieceShape, each: Units) -> dict[str, Estima
         "update": update,
         "decode step": each.decode + each.held.times(slots * config.sampler.max_new / 2),
     }
+
+
+def of_plan(config: Config, plan: DryRun, chip: Chip) -> dict[str, Estimate]:
+    """`summary` of a dry run; {} where programs that generate run on a mesh of their own."""
+    if not plan.one_mesh:
+        return {}
+    each = units_of(config, plan.model, plan.programs, plan.pieces, chip)
+    return summary(config, plan.pieces, each)
