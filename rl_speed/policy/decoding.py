@@ -102,7 +102,8 @@ def multiply(layer: dict[str, Any], group: str, x: Array, config: ModelConfig) -
         products = [product + bias for product, bias in zip(products, layer["qkv_bias"])]
     if len(products) == len(MATRICES[group]):
         return products
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    queries = config.heads * config.head_dim
+    keys = config.kv_heads * config.head_dim
     cuts = {"qkv": [queries, queries + keys], "up": [config.mlp_width]}
     return jnp.split(products[0], cuts[group], axis=-1)
 
