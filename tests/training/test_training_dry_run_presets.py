@@ -108,9 +108,13 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
     assert sum(x.nbytes for x in jax.live_arrays()) - before < 1e5
 
 
+# One of each family, and the largest; the counts of the others are in tests/policy.
+PLANNED = ["Qwen2.5-0.5B-Instruct", "Qwen2.5-Math-7B", "Qwen3-4B-Instruct-2507", "Llama-3.2-1B"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_command_plans_every_real_model_from_its_config_json(launch, real_data, tmp_path, name):
+@pytest.mark.parametrize("name", PLANNED)
+def test_command_plans_a_real_model_from_its_config_json(launch, real_data, tmp_path, name):
     """One of the papers' settings on four devices."""
     path = real_data / "configs" / f"{name}.config.json"
     done = launch(
@@ -146,31 +150,24 @@ def test_command_plans_every_real_model_from_its_config_json(launch, real_data, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset,model,limit",
-    [
-        ("speed_qwen2p5_math_1p5b", "Qwen2.5-Math-1.5B", 80),
-        ("speed_qwen2p5_math_7b", "Qwen2.5-Math-7B", 80),
-    ],
-)
-def test_command_plans_the_papers_run(launch, directory, preset, model, limit):
+def test_command_plans_the_papers_run(launch, directory):
     """The whole model on the preset's own mesh: every program below the device that it was
     written for.
     """
     done = launch(
         "experiments/train.py",
-        f"--config=configs/{preset}.py",
+        "--config=configs/speed_qwen2p5_math_7b.py",
         "--dry_run",
-        f"--config.model.path={directory(model)}",
+        f"--config.model.path={directory('Qwen2.5-Math-7B')}",
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert f"{MODELS[model][0]:,} parameters" in done.stdout
+    assert f"{MODELS['Qwen2.5-Math-7B'][0]:,} parameters" in done.stdout
     totals = [
         float(line.split()[1])
         for line in done.stdout.splitlines()
         if "GiB per device, compiled in" in line
     ]
-    assert len(totals) == 2 and all(10 < total < limit for total in totals)
+    assert len(totals) == 2 and all(10 < total < 80 for total in totals)
     for part in (
         "samples a step        384",
         "tokens a step         1,572,864",
