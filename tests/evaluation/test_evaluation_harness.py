@@ -408,7 +408,7 @@ def test_from_flags_to_results(workdir, monkeypatch, capsys):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["k"] == [2] and "temperature 0.6, top-p 0.95, at most 9 tokens" in summary["how"]
 
-    def stopped(*_):
+    def stopped(*_, **more):
         os.kill(os.getpid(), signal.SIGTERM)
         raise harness.Interrupted("stopped")
 

@@ -154,7 +154,7 @@ def test_dry_run_of_two_meshes():
     assert (one.devices, own.devices) == (2, 4)
     known = {p.name: p.known for p in own.programs}
     assert known["generation"]["optimizer"] == 0 < known["update"]["optimizer"]
-    assert not own.estimates
+    assert one.one_mesh and not own.one_mesh
 
 
 def test_meshes_of_a_run():
