@@ -1,7 +1,7 @@
 """One layer of the transformer, shared by training, prefill and decoding.
 
 They differ in how they store a layer's matrices and in what a token attends to: `Multiply` and
-`attend`. An adapter belongs into `Multiply`. Shape letters as in `transformer`.
+`attend`. An adapter changes `Multiply`. Shape letters as in `transformer`.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ def block(
     config: ModelConfig,
     multiply: Multiply,
 ) -> Array:
-    """The residual stream after one layer: attention, then SwiGLU, each on a normed input.
+    """Applies one layer to the residual stream: attention, then SwiGLU, each on a normed input.
 
     Args:
       layer: its weights: norms as declared by `transformer.weights`, and matrices for `multiply`.

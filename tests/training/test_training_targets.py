@@ -201,9 +201,14 @@ def test_a_fused_steps_decoding_is_without_the_prefill_inside_of_its_loop():
 def test_a_dry_run_says_what_devices_send_each_other():
     config = presets.tiny(presets.embedded("rloo"))
     config.mesh.data = 2
-    text = dry_run(config).text()
+    report = dry_run(config)
+    text = report.text()
     assert "all-reduce" in text and "inside the decode loop" not in text
-    assert "a bound from the chip's limits" not in text
+    # A CPU's compiler gives no cycles: the chip's limits remain.
+    estimates = of_plan(config, report, CHIPS["h100"])
+    assert sorted(estimates) == ["decode step", "update"]
+    assert all(e.bound > 0 and e.compiler is None for e in estimates.values())
+    assert of_plan(config, dataclasses.replace(report, one_mesh=False), CHIPS["h100"]) == {}
 
 
 @pytest.mark.skipif(
