@@ -65,7 +65,6 @@ setup(
         "math-verify>=0.9,<0.10",
         "latex2sympy2_extended>=1.11,<1.12",
         "absl-py>=2",
-        "ml_collections>=1",
         "safetensors>=0.5",
         "matplotlib>=3.8",
         "tensorboard>=2.19",  # its records alone; TensorFlow is not needed

@@ -28,14 +28,11 @@ other settings are taken as they are, and named in table.md.
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
 from rl_speed.config import command
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Settings that all methods share.", lock_config=True
-)
+_CONFIG = command.define_config("Settings that all methods share.")
 _METHODS = flags.DEFINE_list(
     "methods", ["speed_rloo", "rloo"], "Methods to run; see rl_speed/config/methods.py."
 )

@@ -20,16 +20,14 @@ table.md and plot.png to --out.
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
+from rl_speed.config import command
 from rl_speed.evaluation.settings import FIELDS
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    None,
+_CONFIG = command.define_config(
     "How to ask and judge: a file in configs/, such as "
-    "configs/evaluation.py:speed. Default: as the run does.",
+    "configs/evaluation.py:speed. Default: as the run does."
 )
 _FLAGS = [
     flags.DEFINE_string(

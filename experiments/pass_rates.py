@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
+from rl_speed.config import command
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The experiment: a file in configs/.", lock_config=True
-)
+_CONFIG = command.define_config("The experiment: a file in configs/.")
 _SAMPLES = flags.DEFINE_integer("samples", 50, "Responses per prompt.", lower_bound=1)
 _SPLIT = flags.DEFINE_enum("split", "eval", ["eval", "train"], "Held-out or training prompts.")
 _OUT = flags.DEFINE_string(

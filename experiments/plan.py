@@ -24,15 +24,12 @@ import sys
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
 from rl_speed.config import command
 from rl_speed.runtime import entry
 from rl_speed.targets import Target
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "What all methods share: a file in configs/.", lock_config=True
-)
+_CONFIG = command.define_config("What all methods share: a file in configs/.")
 _TARGET = flags.DEFINE_string("target", "cpu", "cpu, measured here; or v5p:2x2x1, h100:8, ...")
 _COMPILED = flags.DEFINE_string("compiled", None, "What --dry_run --json wrote for the target.")
 _METHODS = flags.DEFINE_list(
@@ -136,7 +133,7 @@ def main(_):
         config, _METHODS.value, outcomes, pay, _SIMULATED.value, held_out, say, command.of_method()
     )
     where = "this machine" if cpu else _TARGET.value
-    preset = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+    preset = Path(flags.FLAGS["config"].config_filename).stem
     about = f"{preset} on {where}"
     text = report.markdown(
         predictions,

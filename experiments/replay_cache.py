@@ -14,13 +14,11 @@ tokens and seconds.
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
+from rl_speed.config import command
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The experiment: a file in configs/.", lock_config=True
-)
+_CONFIG = command.define_config("The experiment: a file in configs/.")
 _OUT = flags.DEFINE_string(
     "out", None, "The cache, an .npz file; gone on with where it exists.", required=True
 )

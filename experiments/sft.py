@@ -18,14 +18,12 @@ leave nothing beside OUT, unless --workdir names a folder.)
 """
 
 from absl import flags
-from ml_collections import config_flags
 
+from rl_speed.config import command
 from rl_speed.runtime import entry
 from rl_speed.sft.config import SFTConfig
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The settings; by default configs/sft.py.", lock_config=True
-)
+_CONFIG = command.define_config("The settings; by default configs/sft.py.")
 _OUT = flags.DEFINE_string(
     "out",
     None,

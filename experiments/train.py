@@ -25,15 +25,12 @@ import sys
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
 from rl_speed.config import command
 from rl_speed.runtime import entry, hosts
 from rl_speed.targets import Target
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The experiment: a file in configs/.", lock_config=True
-)
+_CONFIG = command.define_config("The experiment: a file in configs/.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is written, and resumed from.")
 _RESUME = flags.DEFINE_enum(
     "resume", None, ["never", "auto", "must"], "For --config.checkpoints.resume."

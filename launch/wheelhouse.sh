@@ -8,7 +8,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 HAS=(jax==0.11.2 flax optax orbax-checkpoint "transformers>=5.17,<6" tokenizers safetensors tensorboard tqdm psutil pyarrow matplotlib)
 HAS+=(sympy jinja2) # which torch brings along
-LACKS=("math-verify>=0.9,<0.10" "latex2sympy2_extended>=1.11,<1.12" antlr4-python3-runtime==4.13.2 "ml_collections>=1")
+LACKS=("math-verify>=0.9,<0.10" "latex2sympy2_extended>=1.11,<1.12" antlr4-python3-runtime==4.13.2)
 MOST_MIB=64
 check="" folder=.wheelhouse
 for word in "$@"; do

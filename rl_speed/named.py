@@ -1,5 +1,5 @@
-"""Choices by name: the words that a field allows, and the user's functions, "module:function".
-Standard library only.
+"""Choices by name: the words that a field allows, objects that words name, and the user's
+functions, "module:function". Standard library only.
 """
 
 import dataclasses
@@ -70,3 +70,56 @@ def options_of(declared: dataclasses.Field) -> list[str]:
         for option in declared.metadata.get("options", ())
         for word in ([option] if isinstance(option, str) else option)
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A field whose value is an object, such as a rule, which the command line names by a word.
+
+    Attributes:
+      table: word -> what it names: a class, or a function that returns the object.
+      make: (what the word names, the present object) -> the object.
+      change: (object, **fields) -> the object with other numbers.
+    """
+
+    table: Mapping[str, Callable[..., Any]]
+    make: Callable[[Any, Any], Any]
+    change: Callable[..., Any] = dataclasses.replace
+
+    def of_word(self, word: str, present: Any) -> Any:
+        """The object that `word` names, or "module:name" of the user's; `present` if it is one.
+
+        Raises ValueError: there is no such word, or the user's object cannot be made.
+        """
+        if word not in self.table and not is_function(word):
+            raise ValueError(
+                f"must be one of {', '.join(self.table)}, or one of yours, 'module:name'; got "
+                f"{word!r}"
+            )
+        kind = named(word, self.table)
+        if self.word_of(present) == word:
+            return present
+        try:
+            return self.make(kind, present)
+        except Exception as error:  # a function of the user's own may raise anything
+            raise ValueError(f"{word} cannot be made: {type(error).__name__}: {error}") from error
+
+    def word_of(self, value: Any) -> str:
+        """The word that names this object: of `table`, or "module:name"."""
+        kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+        for word, known in self.table.items():
+            if kind is known:
+                return word
+        return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def chosen(
+    default: Any,
+    table: Mapping[str, Callable[..., Any]],
+    make: Callable[[Any, Any], Any],
+    change: Callable[..., Any] = dataclasses.replace,
+) -> Any:
+    """A field whose value is an object of a `Choice`."""
+    return dataclasses.field(
+        default=default, metadata={"choice": Choice(table, make=make, change=change)}
+    )

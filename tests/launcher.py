@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # must not be forked.
 HEAVY = (
     "matplotlib.pyplot",
-    "ml_collections.config_flags",
     "lab.comparison.compare",
     "rl_speed.evaluation.harness",
     "lab.inspection",

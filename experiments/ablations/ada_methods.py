@@ -53,7 +53,7 @@ from lab.comparison.measures import (
 )
 from lab.comparison.probes import LEVELS, accuracy_by_level
 
-GRPO = "grpo@objective.aggregation=token_mean@objective.clip_high=0.28"
+GRPO = "grpo@objective.aggregation=token_mean@objective.loss.clip_high=0.28"
 PLAIN = "GRPO-4"
 
 

@@ -32,7 +32,7 @@ from lab.comparison.measures import (
 # Of 16 samples, with a margin: 1 to 6 of them right, and 1 or 2.
 SETS = {"moderate": (0.05, 0.375), "hard": (0.05, 0.13)}
 METHODS = {
-    "GRPO-4": "grpo@objective.aggregation=token_mean@objective.clip_high=0.28",
+    "GRPO-4": "grpo@objective.aggregation=token_mean@objective.loss.clip_high=0.28",
     "Seq-pos": "ada_seq_pos@driver.groups=48",
     "Seq-balance": "ada_seq_balance@driver.groups=48",
 }

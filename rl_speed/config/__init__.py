@@ -2,9 +2,9 @@
 line.
 """
 
+from rl_speed.config.dotted import flatten
 from rl_speed.config.schema import (
     EMBEDDED,
-    RULES,
     Checkpoints,
     Config,
     Data,
@@ -18,15 +18,12 @@ from rl_speed.config.schema import (
     Optimizer,
     Replay,
     Reward,
-    RuleConfig,
     Sampler,
     Training,
-    flatten,
 )
 
 __all__ = [
     "EMBEDDED",
-    "RULES",
     "Checkpoints",
     "Config",
     "Data",
@@ -40,7 +37,6 @@ __all__ = [
     "Optimizer",
     "Replay",
     "Reward",
-    "RuleConfig",
     "Sampler",
     "Training",
     "flatten",

@@ -4,18 +4,19 @@ import dataclasses
 import difflib
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rl_speed.config import dotted
 from rl_speed.config.paths import check_path
 from rl_speed.data.held_out import EVALUATION_FILES, HELD_OUT_OF_TRAIN
 from rl_speed.data.schemas import keep_names, question_parts
 from rl_speed.data.tasks import POLICIES, TASKS
-from rl_speed.named import is_function, load_function, named, options_of
-from rl_speed.objectives import LOSSES, POOL_ADVANTAGES, check_advantage, check_loss
+from rl_speed.named import is_function, load_function, options_of
+from rl_speed.objectives import POOL_ADVANTAGES, check_advantage, check_loss
 from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
 from rl_speed.rewards.custom import check_functions, parse_extra
-from rl_speed.sampling.rules import two_phase
+from rl_speed.sampling.rules import needs, two_phase
 
 if TYPE_CHECKING:
     from rl_speed.config import Config, Reward
@@ -46,10 +47,12 @@ def check(c: "Config") -> None:
     """Raises ValueError naming the first invalid field, and its allowed values."""
     check_evaluation(c)
     _check_loss(c)
+    _check_rule(c)
+    check_optimizer(c, c.training.steps * c.training.minibatches)
     _require_one(
         c,
         [
-            "rule.n",
+            "group_size",
             "driver.groups",
             "driver.screen_prompts",
             "driver.max_calls",
@@ -91,7 +94,7 @@ def check(c: "Config") -> None:
     _check_generation_mesh(c)
     _check_rewards(c)
     _check_logging(c)
-    samples = c.driver.groups * c.rule.n
+    samples = c.driver.groups * c.group_size
     if samples % c.training.minibatches:
         raise ValueError(
             f"config.training.minibatches ({c.training.minibatches}) must divide the {samples} "
@@ -104,18 +107,6 @@ def check(c: "Config") -> None:
             f"the {rows} samples of an optimizer step (config.driver.groups x config.rule.n / "
             f"config.training.minibatches) cannot be split over mesh data={c.mesh.data} x "
             f"fsdp={c.mesh.fsdp}; change config.driver.groups"
-        )
-    rule = c.make_rule()
-    if c.rule.metric == "reward" and c.rule.name != "dynamic":
-        raise ValueError(
-            "config.rule.metric='reward' is for config.rule.name='dynamic'; got "
-            f"config.rule.name={c.rule.name!r}"
-        )
-    if rule.max_samples > c.rule.n and c.rule.name not in ("sequential", "allocated"):
-        raise ValueError(
-            f"config.rule.name={c.rule.name!r}: a prompt may get {rule.max_samples} samples, and "
-            f"a batch has rows for config.rule.n ({c.rule.n}) of each of its "
-            "groups; raise config.rule.n"
         )
     _check_pools(c)
     _check_replay(c)
@@ -263,8 +254,11 @@ def check_options(c: Any) -> None:
     """Checks fields of any configuration that take one of several words, or a user's function,
     which is imported and tried.
     """
+    objects = dotted.choices(c)
     for section in (
-        f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))
+        f.name
+        for f in dataclasses.fields(c)
+        if dataclasses.is_dataclass(getattr(c, f.name)) and f.name not in objects
     ):
         for f in dataclasses.fields(getattr(c, section)):
             value = getattr(getattr(c, section), f.name)
@@ -282,8 +276,6 @@ def check_options(c: Any) -> None:
                 function = load_function(value)
                 if f.name == "advantage":
                     check_advantage(function)
-                if section == "rule":
-                    function(c.rule)
             except Exception as error:  # including errors raised by the user's module
                 said = (
                     error
@@ -294,13 +286,73 @@ def check_options(c: Any) -> None:
 
 
 def _check_loss(c: "Config") -> None:
-    """Checks that the loss takes its settings."""
-    o = c.objective
-    numbers = o.loss_numbers()
+    """Tries the loss."""
     try:
-        check_loss(named(o.loss, LOSSES), numbers)
+        check_loss(c.objective.loss)
     except ValueError as error:
-        raise ValueError(f"config.objective.loss={o.loss!r}: {error}") from None
+        word = dotted.choices(c)["objective.loss"].word_of(c.objective.loss)
+        raise ValueError(f"config.objective.loss={word!r}: {error}") from None
+
+
+def _check_rule(c: "Config") -> None:
+    """Checks what the rule is, and what it needs. A rule may have a `check(config)` of its own."""
+    rule = c.rule
+    word = dotted.choices(c)["rule"].word_of(rule)
+    for name in ("max_samples", "first_samples", "init", "decide"):
+        if not hasattr(rule, name):
+            raise ValueError(f"config.rule={word!r} is no rule: it has no {name}")
+    downsamples = needs(rule, "downsampling")
+    if rule.max_samples > c.group_size and not (downsamples or needs(rule, "budgets")):
+        raise ValueError(
+            f"config.rule={word!r}: a prompt may get {rule.max_samples} samples, and a batch has "
+            f"rows for {c.group_size} (rule.n) of each of its groups; raise rule.n"
+        )
+    if needs(rule, "budgets") and c.estimate.kind == "none":
+        raise ValueError(
+            f"config.rule={word!r} needs config.estimate.kind to be 'ema' or 'value'; got 'none'"
+        )
+    if needs(rule, "forecast") and (c.data.order != "forecast" or c.estimate.kind != "none"):
+        raise ValueError(
+            f"config.rule={word!r} screens each prompt as its forecast says: it needs "
+            "config.data.order='forecast' and config.estimate.kind='none'; got "
+            f"{c.data.order!r} and {c.estimate.kind!r}"
+        )
+    given = needs(rule, "budgets") or needs(rule, "forecast")
+    if given and c.driver.screening != "missing":
+        raise ValueError(
+            f"config.rule={word!r} needs config.driver.screening='missing': the prompts of one "
+            "batch share the samples, and with 'fixed' more prompts are drawn than a step takes"
+        )
+    if c.data.order == "forecast" and c.group_size < 2:
+        raise ValueError(
+            "config.data.order='forecast' needs groups of at least 2 samples; "
+            f"config.rule={word!r} has {c.group_size}"
+        )
+    if own := getattr(rule, "check", None):
+        own(c)
+
+
+def check_optimizer(c: Any, steps: int) -> None:
+    """Checks the optimizer's settings, of any configuration, for a run of `steps` updates."""
+    o = c.optimizer
+    if o.schedule != "constant" and o.warmup_steps >= steps:
+        raise ValueError(
+            f"config.optimizer.warmup_steps={o.warmup_steps} leaves none of {steps} updates for "
+            f"config.optimizer.schedule={o.schedule!r}"
+        )
+    _require(
+        c,
+        [
+            ("optimizer.learning_rate", o.learning_rate >= 0, "0 or more"),
+            ("optimizer.warmup_steps", o.warmup_steps >= 0, "0 or more"),
+            ("optimizer.final_rate", 0 <= o.final_rate <= 1, "in [0, 1]"),
+            ("optimizer.weight_decay", o.weight_decay >= 0, "0 or more"),
+            ("optimizer.b1", 0 <= o.b1 < 1, "in [0, 1)"),
+            ("optimizer.b2", 0 <= o.b2 < 1, "in [0, 1)"),
+            ("optimizer.eps", o.eps > 0, "above 0"),
+            ("optimizer.max_grad_norm", o.max_grad_norm >= 0, "0 (off) or more"),
+        ],
+    )
 
 
 def _check_files(c: "Config") -> None:
@@ -378,7 +430,6 @@ def _check_order(c: "Config") -> None:
             ("data.forecast_decay", 0 < d.forecast_decay <= 1, "in (0, 1]"),
         ],
     )
-    _check_forecast(c)
     needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
     if needs_table and not d.pass_rates:
         raise ValueError(
@@ -400,33 +451,14 @@ def _check_order(c: "Config") -> None:
         )
 
 
-def _check_forecast(c: "Config") -> None:
-    """Checks that a forecast has what it needs, and that `adaptive_speed` has a forecast."""
-    if c.data.order == "forecast":
-        _require(c, [("rule.n", c.rule.n >= 2, "at least 2 for config.data.order='forecast'")])
-    if c.rule.name != "adaptive_speed":
-        return
-    if c.data.order != "forecast" or c.estimate.kind != "none":
-        raise ValueError(
-            "config.rule.name='adaptive_speed' screens each prompt as its forecast says: it needs "
-            "config.data.order='forecast' and config.estimate.kind='none'; got "
-            f"{c.data.order!r} and {c.estimate.kind!r}"
-        )
-    if c.driver.screening != "missing":
-        raise ValueError(
-            "config.rule.name='adaptive_speed' needs config.driver.screening='missing': a call "
-            "that draws whole groups of more prompts than a step takes would have them wait"
-        )
-
-
 def _check_depth(c: "Config") -> None:
     """Checks what `driver.depth` and accept="completion" need."""
     d = c.driver
-    rule = c.make_rule()
+    rule = c.rule
     if d.accept == "completion" and (d.depth or two_phase(rule)):
         raise ValueError(
             "config.driver.accept='completion' needs a rule of one phase (uniform, dynamic, band, "
-            f"allocated) and config.driver.depth=0; got config.rule.name={c.rule.name!r}, "
+            f"allocated) and config.driver.depth=0; got config.rule={rule}, "
             f"config.driver.depth={d.depth}: what is cancelled must not have been judged, or "
             "continued, before"
         )
@@ -534,7 +566,6 @@ def require_package(name: str, why: str) -> None:
 def _check_pools(c: "Config") -> None:
     """Checks what pool advantages and estimates need."""
     o = c.objective
-    rule = c.rule
     if o.advantage in POOL_ADVANTAGES:
         if o.kl_coef > 0 and o.kl_in == "reward":
             raise ValueError(
@@ -575,7 +606,6 @@ def _check_pools(c: "Config") -> None:
     wants = [
         name
         for name, used in (
-            ("rule.name='allocated'", rule.name == "allocated"),
             ("objective.weight_from='estimate'", o.weight_from == "estimate"),
             ("objective.singleton='estimate'", o.singleton == "estimate"),
         )
@@ -584,16 +614,6 @@ def _check_pools(c: "Config") -> None:
     if wants and c.estimate.kind == "none":
         raise ValueError(
             f"config.{wants[0]} needs config.estimate.kind to be 'ema' or 'value'; got 'none'"
-        )
-    if rule.name == "allocated" and c.driver.screening != "missing":
-        raise ValueError(
-            "config.rule.name='allocated' needs config.driver.screening='missing': budgets are "
-            "shared out among the prompts of one batch"
-        )
-    if rule.name == "sequential" and not 2 <= rule.n:
-        raise ValueError(
-            "config.rule.n must be at least 2 for config.rule.name='sequential', one sample of "
-            f"each class; got {rule.n}"
         )
 
 
@@ -685,7 +705,6 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         ),
         ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
         ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
-        ("rule.metric", c.rule.metric, ("accuracy",), "rules see verdicts there, no rewards"),
         ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
         ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
         (
@@ -700,6 +719,11 @@ def _check_in_loop(c: "Config", shards: int) -> None:
                 f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); "
                 f"got {value!r}. config.driver.where='host' takes any"
             )
+    if needs(c.rule, "rewards"):
+        raise ValueError(
+            f"config.driver.where='in_loop': rules see verdicts there, no rewards, and {c.rule} "
+            "asks for rewards. config.driver.where='host' takes any"
+        )
     if c.reward.verifier not in JAX_VERIFIERS and c.mesh.tensor > 1:
         raise ValueError(
             f"config.driver.where='in_loop' with config.reward.verifier={c.reward.verifier!r} "
@@ -722,31 +746,42 @@ def check_types(c: Any) -> None:
     """Checks any configuration for unknown fields (a dataclass takes them silently), wrong types,
     numbers that are not finite, and paths that are not of this machine's file systems.
     """
-    for path, section in [
-        ("", c),
-        *(
-            (f"{f.name}.", getattr(c, f.name))
-            for f in dataclasses.fields(c)
-            if f.type not in (bool, int, float, str)
-        ),
-    ]:
-        known = {f.name: f for f in dataclasses.fields(section)}
-        for name in vars(section):
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 3, 0.5) or sorted(known)
+    _check_types(c, c, "", dotted.choices(c))
+
+
+def _check_types(c: Any, section: Any, prefix: str, choices: Container[str]) -> None:
+    known = {f.name: f for f in dataclasses.fields(section)}
+    for name in vars(section):
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 3, 0.5) or sorted(known)
+            raise ValueError(
+                f"there is no config.{prefix}{name}; nearest: "
+                + ", ".join(f"config.{prefix}{k}" for k in close)
+            )
+    for name, f in known.items():
+        path = prefix + name
+        value = getattr(section, name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            _check_types(c, value, f"{path}.", choices)
+            continue
+        if path in choices:
+            if isinstance(value, (str, type)):
                 raise ValueError(
-                    f"there is no config.{path}{name}; nearest: "
-                    + ", ".join(f"config.{path}{k}" for k in close)
+                    f"config.{path} must be an object, such as {f.default!r}; got {value!r}. By "
+                    f"its word: --config.{path}=WORD, or config.set({path!r}, WORD)"
                 )
-        for name, f in known.items():
-            value = getattr(section, name)
-            kind = f.type
-            if kind is float and type(value) is int:
-                setattr(section, name, float(value))
-            elif kind in (bool, int, float, str) and type(value) is not kind:
-                raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
-            if kind is float and not math.isfinite(value):
-                if f"{path}{name}" not in _MAY_BE_INFINITE or math.isnan(value):
-                    raise ValueError(f"config.{path}{name} must be a finite number, got {value!r}")
-            if kind is str:
-                check_path(f"config.{path}{name}", value)
+            continue
+        kind = f.type
+        if kind is float and type(value) is int:
+            dotted.update(c, {path: float(value)})
+        elif kind in (bool, int, float, str) and type(value) is not kind:
+            raise ValueError(f"config.{path} must be {kind.__name__}, got {value!r}")
+        elif kind not in (bool, int, float, str):
+            if prefix.rstrip(".") not in choices:  # a user's object may have any fields
+                raise ValueError(f"config.{path} must be a section, got {value!r}")
+            continue
+        if kind is float and not math.isfinite(value):
+            if path not in _MAY_BE_INFINITE or math.isnan(value):
+                raise ValueError(f"config.{path} must be a finite number, got {value!r}")
+        if kind is str:
+            check_path(f"config.{path}", value)

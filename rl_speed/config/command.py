@@ -3,31 +3,110 @@ unknown fields name the nearest known ones.
 """
 
 import copy
-import dataclasses
 import difflib
 import importlib.util
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 
-from rl_speed.config import Config, describe, flatten, methods
+from rl_speed.config import Config, describe, dotted, methods
 from rl_speed.config.paths import check_paths
 from rl_speed.shipped import COMMANDS, folder
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
+_ARTICLES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
-def field_types(config: Any = Config) -> dict[str, type]:
-    """Every field of a configuration (a class or an instance) that holds a value: {"rule.n_init":
-    int, ...}.
+class ConfigFlag(flags.Flag):
+    """`--config=FILE[:VARIANT]`, whose value is the configuration with its overrides.
+
+    Attributes:
+      overrides: {"section.field": text} of `--config.section.field=text`, set before parsing.
+      override_values: {"section.field": value} of them, after parsing.
+      config_filename: FILE[:VARIANT].
     """
-    config = config() if isinstance(config, type) else config
-    return {name: type(value) for name, value in flatten(dataclasses.asdict(config)).items()}
+
+    def __init__(self, help: str, name: str = "config"):
+        self.overrides: dict[str, str] = {}
+        self.override_values: dict[str, Any] = {}
+        self.config_filename = ""
+        super().__init__(
+            parser=flags.ArgumentParser(),
+            serializer=None,
+            name=name,
+            default=None,
+            help_string=help,
+        )
+
+    def _parse(self, argument: str) -> Any:
+        self.config_filename = argument
+        path, colon, variant = argument.partition(":")
+        factory = load_config_file(path).get_config
+        config = factory(variant) if colon else factory()
+        self.override_values = override(config, self.overrides, self.name)
+        return config
+
+
+def define_config(help: str) -> flags.FlagHolder:
+    """Defines `--config`; `parse_flags` reads its overrides."""
+    return flags.DEFINE_flag(ConfigFlag(help))
+
+
+def override(config: Any, texts: Mapping[str, str], flag: str = "config") -> dict[str, Any]:
+    """Sets fields of `config` to values that are written as text. Returns the values.
+
+    Objects are chosen first: with "rule" = "band", "rule.low" is a number of the band.
+
+    Raises ValueError: one line for each field that does not exist or cannot have that value.
+    """
+    words = {path.removesuffix(f".{dotted.WORD}"): text for path, text in texts.items()}
+    chosen = {path: words[path] for path in dotted.choices(config) if path in words}
+    dotted.update(config, chosen)
+    known = dict(dotted.leaves(config))
+    # A group's samples are a number of every rule, also where they are the sum of others.
+    for path in dotted.choices(config):
+        if isinstance(n := getattr(dotted.get(config, path), "n", None), int):
+            known[f"{path}.n"] = n
+    values: dict[str, Any] = {}
+    problems = []
+    for path, text in words.items():
+        if path in chosen:
+            continue
+        try:
+            values[path] = _value(path, text, known, config, flag)
+        except ValueError as error:
+            problems.append(f"--{flag}.{path}: {error}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    dotted.update(config, values)
+    return {**chosen, **values}
+
+
+def _value(path: str, text: str, known: Mapping[str, Any], config: Any, flag: str) -> Any:
+    """The value of a field, read from text. Raises ValueError without the field's name."""
+    here = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == path]
+    if here:
+        raise ValueError(f"{flag}.{path} is a section; set one of its fields: {', '.join(here)}")
+    if path not in known:
+        close = nearest(path, list(known))
+        near = f"nearest: {', '.join(f'{flag}.{k}' for k in close)}"
+        raise ValueError(
+            f"there is no {flag}.{path}; {near if close else f'{_file(config)} lists every field'}"
+        )
+    kind = type(known[path])
+    if kind is str:
+        return text
+    try:
+        return _PARSERS[kind].parse(text)
+    except KeyError:
+        raise ValueError(f"{flag}.{path} can be set in a file alone") from None
+    except (ValueError, TypeError):
+        raise ValueError(f"{flag}.{path} must be {_ARTICLES[kind]}, got {text!r}") from None
 
 
 def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
@@ -117,53 +196,42 @@ def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[st
     return []
 
 
-def check_overrides(
+def split_overrides(
     arguments: Sequence[str], config: Any = Config, flag: str = "config"
-) -> list[str]:
-    """Error messages about each `--config.section.field=value` in the arguments; empty if all are
-    valid.
+) -> tuple[list[str], dict[str, str]]:
+    """(the other arguments, {"section.field": text} of each `--config.section.field=text`).
+
+    `--config.section.field text` is read, too, and for switches `--config.section.field` and
+    `--noconfig.section.field`.
+
+    Args:
+      config: a class of configurations; says which fields are switches.
+
+    Raises ValueError: a field that is no switch is written as one.
     """
-    known = field_types(config)
-    sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
-    problems = []
-    for name, equals, value in written_flags(arguments):
-        negated = name.startswith(f"no{flag}.")
-        path = name.removeprefix("no" if negated else "").removeprefix(f"{flag}.")
-        if not name.removeprefix("no" if negated else "").startswith(f"{flag}."):
+    switches = {path for path, value in dotted.leaves(config()) if type(value) is bool}
+    rest: list[str] = []
+    found: dict[str, str] = {}
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        if argument == "--":
+            return [*rest, argument, *left], found
+        match = re.match(rf"-{{1,2}}(no)?{flag}\.([^=]*)(=?)(.*)", argument, re.DOTALL)
+        if not match:
+            rest.append(argument)
             continue
-        if path in sections:
-            fields = ", ".join(
-                sorted(k.rsplit(".", 1)[1] for k in known if k.startswith(path + "."))
+        negated, path, equals, value = match.groups()
+        if negated and path not in switches:
+            raise ValueError(
+                f"{argument}: {flag}.{path} is not a switch; write --{flag}.{path}=VALUE"
             )
-            problems.append(
-                f"--{name}: {flag}.{path} is a section; set one of its fields: {fields}"
-            )
-            continue
-        if path not in known:
-            close = nearest(path, list(known))
-            problems.append(
-                f"--{name}: there is no {flag}.{path}"
-                + (
-                    f"; nearest: {', '.join(f'{flag}.{k}' for k in close)}"
-                    if close
-                    else f"; {_file(config)} lists every field"
-                )
-            )
-            continue
-        kind = known[path]
-        if negated or (kind is bool and not equals):
-            if negated and kind is not bool:
-                problems.append(
-                    f"--{name}: {flag}.{path} is not a switch but {_article(kind)}; write "
-                    f"--{flag}.{path}=VALUE"
-                )
-            continue
-        if kind in _PARSERS:
-            try:
-                _PARSERS[kind].parse(value)
-            except (ValueError, TypeError):
-                problems.append(f"--{name}: {flag}.{path} must be {_article(kind)}, got {value!r}")
-    return problems
+        if not equals:
+            switch = path in switches
+            value = ("false" if negated else "true") if switch else left.pop(0) if left else ""
+        found.pop(path, None)  # the last one counts
+        found[path] = value
+    return rest, found
 
 
 def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> methods.OfMethod:
@@ -193,11 +261,12 @@ def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> m
         if like != name:
             methods.apply(config, name)
         overrides = given.override_values
-        own = methods.METHODS[name]
-        for field in overrides.keys() - own.keys():
-            config.set(field, overrides[field])
-        if "rule.n" in own and overrides.keys() & {"rule.n", "driver.groups"}:
-            methods.keep_batch(config, given.value.driver.groups * given.value.rule.n)
+        methods.override(config, name, overrides)
+        if config.group_size != given.value.group_size and overrides.keys() & {
+            "rule.n",
+            "driver.groups",
+        }:
+            methods.keep_batch(config, given.value.driver.groups * given.value.group_size)
         return config
 
     return of
@@ -215,12 +284,6 @@ def _file(config: Any) -> str:
     """File that declares a configuration (a class or an instance)."""
     kind = config if isinstance(config, type) else type(config)
     return f"{kind.__module__.replace('.', '/')}.py"
-
-
-def _article(kind: type) -> str:
-    return {bool: "true or false", int: "an integer", float: "a number"}.get(
-        kind, f"a {kind.__name__}"
-    )
 
 
 def parse_flags(
@@ -245,21 +308,22 @@ def parse_flags(
     asked_help = bool(names & {"help", "h", "helpshort"})
     if asked_help:
         given = [word for word in given if word.lstrip("-") not in ("help", "h", "helpshort")]
-    file = check_config_file([f"--config={default}"] if default else given)
-    if problems := file + check_overrides(given, config):
+    if problems := check_config_file([f"--config={default}"] if default else given):
         fail("\n".join(problems))
     if asked_help or "print_config" in names:
         for name in flags.FLAGS:  # nothing runs, so required flags such as --workdir may be missing
             if asked_help or name != "config":
                 flags.FLAGS[name].validators.clear()
     try:
+        if "config" in flags.FLAGS:
+            given, flags.FLAGS["config"].overrides = split_overrides(given, config)
         if default:
             flags.FLAGS.set_default("config", default)
         left = flags.FLAGS([arguments[0], *given])
-    except flags.Error as error:
-        message, _, trace = str(error).partition("Error whilst parsing config file:")
-        # An error in a configuration file comes with its traceback; the last line has the message.
-        fail(" ".join((message + trace.strip().rpartition("\n")[2]).split()))
+    except (flags.Error, ValueError) as error:
+        fail(str(error))
+    except Exception as error:  # of the configuration file
+        fail(f"--config: {type(error).__name__}: {error}")
     if problems := list(check_paths([("argument", word) for word in left[1:]])):
         fail("\n".join(problems))
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None

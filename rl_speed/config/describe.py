@@ -36,18 +36,22 @@ def fields_text(config: Any, fields: Collection[str] = ()) -> str:
     blocks = []
     section = None
     for holder, path, declared, default in _walk(config, fields):
-        here = path.rpartition(".")[0]
+        here = path if "choice" in declared.metadata else path.rpartition(".")[0]
         if here != section:
             section = here
             blocks.append(f"config.{here}:" if here else "config:")
-            if here and (intro := _own_doc(type(holder))):
+            described = getattr(holder, declared.name) if here == path else holder
+            if here and (intro := _own_doc(type(described))):
                 blocks.append(textwrap.indent(textwrap.fill(intro, 96), "  "))
-        value = getattr(holder, declared.name)
+        value = _value(holder, declared)
         kind = _KINDS.get(declared.type, "text")
+        if choice := declared.metadata.get("choice"):
+            kind = f"one of: {', '.join(choice.table)}; or module:name"
+            default = choice.word_of(default)
         if options := options_of(declared):
             kind = f"one of: {', '.join(options)}"
             kind += "; or module:function" * bool(declared.metadata.get("function"))
-        if value != default:
+        if default is not dataclasses.MISSING and value != default:
             kind += f"; default: {_written(default) or 'none'}"
         text = comments(type(holder)).get(declared.name, "")
         blocks.append(entry_text(f"config.{path}", value, kind, text))
@@ -67,10 +71,12 @@ def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
     differing = 0
     count = 0
     for holder, path, declared, default in _walk(config, fields):
-        value = getattr(holder, declared.name)
+        value = _value(holder, declared)
+        if choice := declared.metadata.get("choice"):
+            default = choice.word_of(default)
         line = f"--config.{path}={_written(value)}"
         count = count + 1
-        if value != default:
+        if default is not dataclasses.MISSING and value != default:
             differing += 1
             shown = repr(default) if isinstance(default, str) else _written(default)
             lines.append(f"# default: {shown}")
@@ -118,14 +124,25 @@ def _declared_comments(kind: type) -> dict[str, str]:
 def _walk(
     config: Any, fields: Collection[str] = (), prefix: str = ""
 ) -> Iterator[tuple[Any, str, dataclasses.Field, Any]]:
-    """(section, dotted name, declaration, default) of each field, top-level fields first."""
+    """(section, dotted name, declaration, default) of each field, those that hold a value first;
+    an object is followed by its numbers.
+    """
     declared = dataclasses.fields(config)
     inner = [f for f in declared if dataclasses.is_dataclass(getattr(config, f.name))]
     for f in declared:
         if f not in inner and (not fields or prefix + f.name in fields):
             yield config, prefix + f.name, f, f.default
     for f in inner:
+        if "choice" in f.metadata and (not fields or prefix + f.name in fields):
+            yield config, prefix + f.name, f, f.default
         yield from _walk(getattr(config, f.name), fields, f"{prefix}{f.name}.")
+
+
+def _value(holder: Any, declared: dataclasses.Field) -> Any:
+    """A field's value; an object's word."""
+    value = getattr(holder, declared.name)
+    choice = declared.metadata.get("choice")
+    return choice.word_of(value) if choice else value
 
 
 def _own_doc(kind: type) -> str:

@@ -5,36 +5,45 @@ A config picks one; `compare` runs several from one start. A name without a suff
 method with.
 
 PPO with a critic, one of the SPEED paper's base algorithms, is not here. Only its clipped loss is
-(`objective.loss="ppo"`), with group advantages.
+(`objectives.Ppo`), with group advantages.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rl_speed.config import Config
+from rl_speed.objectives import Cispo, Gspo, Pg, Ppo
+from rl_speed.sampling.rules import (
+    AdaptiveSpeed,
+    Allocated,
+    Band,
+    Dynamic,
+    Sequential,
+    Speed,
+    Uniform,
+    sized,
+)
 
 # Name of a method -> a configuration of its own.
 OfMethod = Callable[[str], Config]
 
 _RLOO = {
     "objective.advantage": "rloo",
-    "objective.loss": "pg",
+    "objective.loss": Pg(),
     "objective.aggregation": "token_mean",
 }
 _GRPO = {
     "objective.advantage": "grpo",
-    "objective.loss": "ppo",
+    "objective.loss": Ppo(clip_low=0.2, clip_high=0.2),
     "objective.aggregation": "seq_mean_token_mean",
-    "objective.clip_low": 0.2,
-    "objective.clip_high": 0.2,
 }
 # The loss of DAPO, and of GRPO with verl's defaults, as in Reinforce-Ada's baseline.
 _DAPO = {
     "objective.advantage": "grpo",
-    "objective.loss": "ppo",
+    "objective.loss": Ppo(clip_low=0.2, clip_high=0.28),
     "objective.aggregation": "token_mean",
-    "objective.clip_low": 0.2,
-    "objective.clip_high": 0.28,
 }
 _REINFORCE = {**_RLOO, "objective.advantage": "reinforce"}
 _REINFORCE_PP = {
@@ -43,22 +52,22 @@ _REINFORCE_PP = {
     "objective.aggregation": "token_mean",
 }
 # Clips whole samples, with the paper's bounds, which have another scale than token bounds.
-_GSPO = {**_GRPO, "objective.loss": "gspo", "objective.clip_low": 3e-4, "objective.clip_high": 4e-4}
+_GSPO = {**_GRPO, "objective.loss": Gspo(clip_low=3e-4, clip_high=4e-4)}
 # Weights bounded only from above, over all tokens of the batch. The bound is ours: the paper gives
 # none.
-_CISPO = {**_DAPO, "objective.loss": "cispo", "objective.clip_low": 1.0, "objective.clip_high": 2.0}
+_CISPO = {**_DAPO, "objective.loss": Cispo(clip_low=1.0, clip_high=2.0)}
 _DR_GRPO = {
     **_GRPO,
     "objective.advantage": "dr_grpo",
     "objective.aggregation": "token_sum_constant",
 }
 
-_UNIFORM = {"rule.name": "uniform"}
-_DYNAMIC = {"rule.name": "dynamic"}
-_SPEED = {"rule.name": "speed"}
-# A balanced band of Bae et al. with both ends inside; rule.low, rule.high, rule.inclusive set
-# others.
-_BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8, "rule.inclusive": "both"}
+# A rule's class takes over the samples of a group that the configuration has.
+_UNIFORM = {"rule": Uniform}
+_DYNAMIC = {"rule": Dynamic}
+_SPEED = {"rule": Speed}
+# A balanced band of Bae et al. with both ends inside.
+_BAND = {"rule": Band}
 
 # Reinforce-Ada: the advantage is r - the mean of all samples of the prompt (Algorithms 1 and 2),
 # not divided by a standard deviation; so does the release (norm_adv_by_std_in_grpo=False).
@@ -66,31 +75,20 @@ _ADA_LOSS = {**_DAPO, "objective.advantage": "pool"}
 # A batch is complete before the next begins. Pools have up to 4 rounds of 8 samples, of which 4 are
 # trained on.
 _ADA = {**_ADA_LOSS, "driver.prefetch": False}
-_SEQUENTIAL = {
-    **_ADA,
-    "rule.name": "sequential",
-    "rule.n": 4,
-    "rule.m": 8,
-    "rule.rounds": 4,
-    "rule.on_unresolved": "keep",
-}
-_POS = {**_SEQUENTIAL, "rule.k_pos": 1, "rule.k_neg": 0}
-_BALANCE = {**_SEQUENTIAL, "rule.k_pos": 2, "rule.k_neg": 2}
+_POS = {**_ADA, "rule": Sequential(m=8, rounds=4, k_pos=1, k_neg=0, n=4)}
+_BALANCE = {**_ADA, "rule": Sequential(m=8, rounds=4, k_pos=2, k_neg=2, n=4)}
 # Section 3.2 multiplies the gradient by 1/p_hat; Algorithm 2 and the released code do not.
 _SEQ_PAPER = {"objective.weight": "inv_p"}
 # Section 3.3 says that DAPO's refilling can be added, not how. Ours: a prompt is sampled until one
 # sample is correct and one wrong, and replaced if it never is.
-_SEQ_DAPO = {**_BALANCE, "rule.k_pos": 1, "rule.k_neg": 1, "rule.on_unresolved": "drop"}
+_SEQ_DAPO = {**_ADA, "rule": Sequential(m=8, rounds=4, k_pos=1, k_neg=1, on_unresolved="drop", n=4)}
 # The hybrid of section 3.1: budgets of 8 samples on average, in proportion to 1/sqrt(p_hat), and
 # the weight 1/sqrt(p) for the rest. Ours: at most 32 samples a prompt (the paper leaves N_max
 # open); the weight uses the estimate from before the visit, independent of the rewards it
 # multiplies; a single sample is compared with that estimate.
 _ESTIMATED = {
     **_ADA,
-    "rule.name": "allocated",
-    "rule.n": 8,
-    "rule.n_min": 1,
-    "rule.n_max": 32,
+    "rule": Allocated(n_max=32, n_min=1, n=8),
     "estimate.gamma": 0.5,
     "objective.weight": "inv_sqrt_p",
     "objective.weight_from": "estimate",
@@ -101,7 +99,7 @@ _ESTIMATED = {
 # at p = 0.1 its mean is 2.1 (theory.sequential_weight), where 1/sqrt(p) is 2.8.
 _EST_PAPER = {**_ESTIMATED, "objective.weight_from": "pool", "objective.singleton": "zero"}
 # Released: budgets in proportion to 1/p_hat, no weight. There a budget is 1 + a share of the rest,
-# without bound; here rule.n_max bounds it.
+# without bound; here the rule's n_max bounds it.
 _EST_RELEASED = {**_EST_PAPER, "estimate.gamma": 1.0, "objective.weight": "none"}
 
 # RPO: samples start inside a cached response. L = the group's shortest response fits any scale and
@@ -116,7 +114,7 @@ _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 # during training. A prompt with a less certain forecast is screened with more samples, some with
 # none. No screened prompt waits for the next step.
 _FORECAST = {
-    "rule.name": "adaptive_speed",
+    "rule": AdaptiveSpeed,
     "data.order": "forecast",
     "data.worth_power": 0.0,
     "driver.prefetch": False,
@@ -183,26 +181,45 @@ def apply(config: Config, name: str) -> Config:
 
     Returns `config`.
 
-    A method with its own number of samples a group (`rule.n`) gets more or fewer groups, so that
-    all methods train on batches of one size. Buffer and screening are raised to hold them.
+    A rule given as a class becomes one of that class for the present samples of a group; a rule of
+    that class stays as it is. A method with its own samples of a group gets more or fewer groups,
+    so that all methods train on batches of one size. Buffer and screening are raised to hold them.
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
-    samples = config.rule.n
-    for path, value in METHODS[name].items():
-        config.set(path, value)
-    if config.rule.n != samples:
+    samples = config.group_size
+    settings = dict(METHODS[name])
+    rule = settings["rule"]
+    if isinstance(rule, type):
+        settings["rule"] = config.rule if type(config.rule) is rule else sized(rule, samples)
+    config.update(settings)
+    if config.group_size != samples:
         keep_batch(config, config.driver.groups * samples)
     config.method = name
     return config
 
 
+def override(config: Config, name: str, values: Mapping[str, Any]) -> None:
+    """Sets fields, but for those that make the named method, and for numbers that its rule does not
+    have.
+    """
+    own = METHODS[name]
+    of_rule = {f.name for f in dataclasses.fields(config.rule)} | {"n"}
+    kept = {}
+    for path, value in values.items():
+        made = next((f for f in own if path == f or path.startswith(f"{f}.")), None)
+        number = made == "rule" and isinstance(own["rule"], type) and path != "rule"
+        if made is None or (number and path.removeprefix("rule.") in of_rule):
+            kept[path] = value
+    config.update(kept)
+
+
 def keep_batch(config: Config, samples: int) -> None:
-    """Sets the number of groups of `config.rule.n` samples that make a batch of `samples`. Buffer
-    and screening are raised to hold them.
+    """Sets the number of groups that make a batch of `samples`. Buffer and screening are raised to
+    hold them.
     """
     driver = config.driver
-    driver.groups = max(1, samples // config.rule.n)
+    driver.groups = max(1, samples // config.group_size)
     driver.buffer_groups = max(driver.buffer_groups, driver.groups)
     driver.screen_prompts = max(driver.screen_prompts, driver.groups)
 
@@ -217,19 +234,17 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     one; else None.
     """
 
-    def way(fields):
-        return tuple(
-            fields.get(field, otherwise)
-            for field, otherwise in (
-                ("rule.name", ""),
-                ("replay.window", "none"),
-                ("data.order", ""),
-                ("estimate.kind", "none"),
-            )
+    def sampling(settings):
+        rule = settings["rule"]
+        return (
+            rule if isinstance(rule, type) else type(rule),
+            settings.get("replay.window", "none"),
+            settings.get("data.order", ""),
+            settings.get("estimate.kind", "none"),
         )
 
     for wanted in (METHODS[name], _UNIFORM):
-        alike = [other for other in known if way(METHODS[other]) == way(wanted)]
+        alike = [other for other in known if sampling(METHODS[other]) == sampling(wanted)]
         if alike:
             return name if name in alike else alike[0]
     return None

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 from rl_speed.config import Config, methods
 from rl_speed.data.tasks import POLICIES, TASKS
+from rl_speed.objectives import Ppo
 from rl_speed.policy.prompt_formats import BOX
+from rl_speed.sampling.rules import AdaptiveSpeed, Allocated, Band, Dynamic, Speed, Uniform
 
 # Variants of a preset: one option an axis; the first is the default.
 Words = tuple[tuple[str, ...], ...]
@@ -190,7 +192,10 @@ def tiny(
     config.driver.buffer_groups = screen + groups if at_once else screen
     if config.optimizer.schedule != "constant":
         config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps - 1)
-    config.rule.n, config.rule.n_init = samples, min(config.rule.n_init, max(2, samples // 2))
+    size = {"rule.n": samples}
+    if isinstance(config.rule, Speed | AdaptiveSpeed):
+        size["rule.n_init"] = min(config.rule.n_init, max(2, samples // 2))
+    config.update(size)
     config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
     config.sampler.slots = slots or groups * samples
     config.sampler.prefill_chunk = prefill
@@ -285,8 +290,7 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     )
     # For N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and chooses none; 4 is
     # released.
-    config.rule.n = 24
-    config.rule.n_init = 4
+    config.set("rule.n", 24)
     config.driver.groups = 16
     screens = method.startswith("speed")
     if screens:  # "the generation batch size is 64 for SPEED variants"
@@ -306,9 +310,9 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     config.optimizer.warmup_steps = 10
     config.optimizer.weight_decay = 0.1
     if source == "released":
-        config.objective.loss = "ppo"
+        config.set("objective.loss", "ppo")
+        config.set("objective.loss.dual_clip", 10.0)
         config.objective.old_logprobs = "recompute"
-        config.objective.dual_clip = 10.0
         config.training.minibatches = 6 if screens else 1
     config.training.steps = 500  # ours
     return config
@@ -339,12 +343,13 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     config.data.hold_out = 1024
     config.data.eval = ""
     config.data.keep = "no_proof"
-    config.rule.n = 16
+    config.rule = Uniform(n=16)
     config.driver.groups = 16
     config.training.steps = 256
     methods.apply(config, "band_grpo" if strategy in BANDS else "grpo")
     if strategy in BANDS:
-        config.rule.low, config.rule.high, config.rule.inclusive = BANDS[strategy]
+        low, high, inclusive = BANDS[strategy]
+        config.rule = Band(n=16, low=low, high=high, inclusive=inclusive)
     config.data.order = "visits" if strategy not in ("curation", "schedule") else "shuffle"
     if strategy in ("curation", "schedule"):
         # Measured on the training prompts by experiments/pass_rates.py --split=train. Thresholds:
@@ -405,16 +410,14 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     most = 2 / 16 if difficulty == "hard" else 0.375 if paper else 0.313
     config.data.keep_low = 1 / 16
     config.data.keep_high = most
-    config.rule.n = 4
+    config.rule = Uniform(n=4)
     # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average.
     methods.apply(config, method)
     config.driver.groups = config.driver.buffer_groups = 512
     # Ours: several calls gather a batch, so that its prompts' KV fits. Budgets are divided within
     # one call.
-    config.driver.screen_prompts = 512 if config.rule.name == "allocated" else 128
-    config.objective.clip_low = 0.2
-    config.objective.clip_high = 0.28
-    config.objective.dual_clip = 10.0
+    config.driver.screen_prompts = 512 if isinstance(config.rule, Allocated) else 128
+    config.objective.loss = Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0)
     config.objective.entropy_coef = 1e-4 if paper else 0.0
     config.optimizer.warmup_steps = 10
     config.optimizer.weight_decay = 0.0
@@ -449,7 +452,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     config = language_model(
         path, "open_rs", "open_rs", max_prompt=512, max_new=4096, devices=devices
     )
-    config.rule.n = 6
+    config.rule = Uniform(n=6)
     methods.apply(config, method)
     config.driver.groups = 96
     config.driver.screen_prompts, config.driver.buffer_groups = 96, 192  # ours
@@ -471,9 +474,9 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
         config.optimizer.final_rate = 0.1
         config.optimizer.warmup_steps = config.training.steps // 10
     if reward == "length_aware":
-        if config.rule.name == "dynamic":
+        if isinstance(config.rule, Dynamic):
             # Keeps groups with only correct samples, for the signal that section 3.4 wants.
-            config.rule.metric = "reward"
+            config.rule = Dynamic(n=6, metric="reward")
         config.reward.length_alpha = 0.01
         config.reward.length_low = 0.5
         config.reward.length_high = 1.0

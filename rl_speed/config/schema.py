@@ -2,77 +2,35 @@
 built.
 
 A file in configs/ returns a `Config`; the command line can change any field:
-`--config.rule.n_init=6`. Units are in the names or the comments: lengths are tokens, ages are
+`--config.driver.groups=32`, and choose objects by words: `--config.rule=band
+--config.rule.low=0.3`. Units are in the names or the comments: lengths are tokens, ages are
 policy updates.
 """
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_speed.config import dotted
 from rl_speed.config.checks import check
 from rl_speed.data.held_out import EVALUATION_FILES, HELD_OUT_OF_TRAIN, NamedFile, parse_files
 from rl_speed.data.tasks import TASKS
-from rl_speed.named import named, one_of
+from rl_speed.named import chosen, one_of
 from rl_speed.objectives import (
     ADVANTAGES,
     AGGREGATIONS,
     KL_KINDS,
     LOSSES,
     POOL_ADVANTAGES,
-    settings_of,
+    LossFn,
+    Pg,
 )
 from rl_speed.policy.hf import AS_READ, STORED_DTYPES
-from rl_speed.sampling.rules import (
-    ENDS,
-    METRICS,
-    AdaptiveSpeed,
-    Allocated,
-    Band,
-    Dynamic,
-    Rule,
-    Sequential,
-    Speed,
-    Uniform,
-)
+from rl_speed.sampling.rules import RULES, Rule, Speed, changed, group_size, sized
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
-
-
-def _speed(rule: "RuleConfig") -> Speed:
-    if not 1 <= rule.n_init <= rule.n:
-        raise ValueError(
-            f"config.rule.n_init must be between 1 and config.rule.n ({rule.n}); got {rule.n_init}"
-        )
-    return Speed(n_init=rule.n_init, n_cont=rule.n - rule.n_init, low=rule.low, high=rule.high)
-
-
-def _allocated(rule: "RuleConfig") -> Allocated:
-    n_max = rule.n_max or 4 * rule.n
-    if not rule.n_min <= rule.n <= n_max:
-        raise ValueError(
-            f"config.rule.n ({rule.n}, the average) must lie between config.rule.n_min "
-            f"({rule.n_min}) and config.rule.n_max ({n_max})"
-        )
-    return Allocated(n_max, rule.n_min)
-
-
-# A new rule is one line here and a class in rl_speed/sampling/rules.py.
-RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
-    "uniform": lambda rule: Uniform(rule.n),
-    "dynamic": lambda rule: Dynamic(rule.n, rule.metric),
-    "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
-    "speed": _speed,
-    "adaptive_speed": lambda rule: AdaptiveSpeed(rule.n, rule.n_init),
-    "sequential": lambda rule: Sequential(
-        rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved
-    ),
-    "allocated": _allocated,
-}
 
 
 @dataclass
@@ -168,33 +126,6 @@ class Data:
         of_eval = [f.file for f in self.held_out_files() if f.file != HELD_OUT_OF_TRAIN]
         resolved = (of_eval if word == EVALUATION_FILES else [word] for word in words)
         return list(dict.fromkeys(file for files in resolved for file in files))
-
-
-@dataclass
-class RuleConfig:
-    # A function of yours takes this section and returns the rule.
-    name: str = one_of(RULES, default="speed", function=True)
-    # Samples of a group that are trained on: all of a complete group; sequential: those kept of a
-    # pool; allocated: on average. A batch has rule.n rows for each of driver.groups.
-    n: int = 24
-    n_init: int = 4  # speed: screening samples; adaptive_speed: for prompts without a forecast
-    # speed: continue if low < pass rate < high, strictly; band: keep pass rates between them.
-    low: float = 0.0
-    high: float = 1.0
-    # band: which of low and high are inside. Bae et al. include both in section 4.4; in Table 1
-    # neither for balanced bands, and one for skewed ones.
-    inclusive: str = one_of(*ENDS)
-    # dynamic: what must differ within a group: correctness (DAPO), or the trained rewards, so that
-    # length-aware ones keep groups with only correct samples. Host only.
-    metric: str = one_of(*METRICS)
-    m: int = 8  # sequential: samples a round
-    rounds: int = 4  # sequential: most rounds
-    k_pos: int = 1  # sequential: correct samples needed to resolve a prompt
-    k_neg: int = 0  # sequential: wrong samples needed to resolve it
-    # sequential: keep or drop prompts that are unresolved after all rounds.
-    on_unresolved: str = one_of("keep", "drop")
-    n_min: int = 1  # allocated: least samples of a prompt
-    n_max: int = 0  # allocated: most samples of a prompt (0: four times rule.n)
 
 
 @dataclass
@@ -300,6 +231,10 @@ class Sampler:
     context_pool: int = 0
 
 
+def _made_loss(kind: Any, present: LossFn) -> LossFn:
+    return kind() if isinstance(kind, type) else kind
+
+
 # The hash by value finds the update's compiled function; build.py passes a copy.
 @dataclass(unsafe_hash=True)
 class Objective:
@@ -319,17 +254,11 @@ class Objective:
     # pool: which samples of a class are kept.
     downsample_order: str = one_of("first", "random")
     downsample_correction: str = one_of("none", "importance")  # importance: undoes the balance
-    # objectives/losses.py has their formulas; a function of yours is an `objectives.LossFn`.
-    loss: str = one_of(LOSSES, function=True)
-    # Numbers for a loss of yours, "name=0.5,other=2". Arguments named like a field here (clip_low,
-    # ...) get its value.
-    loss_settings: str = ""
+    # objectives/losses.py has their formulas; one of yours is an `objectives.LossFn`.
+    loss: LossFn = chosen(Pg(), LOSSES, make=_made_loss)
     aggregation: str = one_of(*AGGREGATIONS)
     aggregation_constant: float = 0.0  # token_sum_constant: the constant a sample (0: max_new)
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 0.0  # 0: off; else the bound c > 1 for negative advantages
-    truncation: float = 2.0  # tis, and old_logprobs="corrected": largest importance weight
+    truncation: float = 2.0  # old_logprobs="corrected": largest importance weight
     # Log-probs in the denominator of ratios: "behaviour" (as sampled), "recompute" (just before the
     # update: stale samples count as on-policy), or "corrected" (recomputed, with the loss weighted
     # by the truncated ratio to the behaviour policy).
@@ -342,40 +271,9 @@ class Objective:
     kl_in: str = one_of("loss", "reward")
     entropy_coef: float = 0.0
 
-    def loss_numbers(self) -> dict[str, float]:
-        """The numbers of `loss`: from fields of this section with the same names, and
-        `loss_settings`.
 
-        Raises ValueError: `loss_settings` is not a list of name=number, or the loss has no such
-        number.
-        """
-        takes = settings_of(named(self.loss, LOSSES))
-        found = {}
-        for part in filter(None, map(str.strip, self.loss_settings.split(","))):
-            name, _, number = (piece.strip() for piece in part.partition("="))
-            try:
-                found[name] = float(number)
-            except ValueError:
-                raise ValueError(
-                    f"config.objective.loss_settings: {part!r} does not read name=number"
-                ) from None
-            if not math.isfinite(found[name]):
-                raise ValueError(
-                    f"config.objective.loss_settings: {part!r} must be a finite number"
-                )
-            if name not in takes or name in vars(self):
-                raise ValueError(
-                    (
-                        f"config.objective.loss_settings: {self.loss!r} takes no number {name!r} "
-                        "that is set here; it takes "
-                        f"{', '.join(sorted(set(takes) - set(vars(self)))) or 'none'}"
-                    )
-                    + (f"; config.objective.{name} is a field" if name in vars(self) else "")
-                )
-        return {name: getattr(self, name) for name in takes if name in vars(self)} | found
-
-
-@dataclass
+# The hash by value finds the optimizer that was made before.
+@dataclass(unsafe_hash=True)
 class Optimizer:
     learning_rate: float = 1e-4
     warmup_steps: int = 10  # optimizer steps; an RL step has training.minibatches of them
@@ -508,6 +406,10 @@ class Logging:
     text_every: int = 20
 
 
+def _made_rule(kind: Any, present: Rule) -> Rule:
+    return sized(kind, group_size(present))
+
+
 @dataclass
 class Config:
     """All settings of a run.
@@ -519,7 +421,9 @@ class Config:
     method: str = "speed_rloo"  # a label; set by methods.apply
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
-    rule: RuleConfig = field(default_factory=RuleConfig)
+    # How many samples a prompt gets, and when to stop: an object of rl_speed/sampling/rules.py, or
+    # one of yours. A word takes over the present samples of a group: --config.rule=band.
+    rule: Rule = chosen(Speed(n_init=4, n_cont=20), RULES, make=_made_rule, change=changed)
     estimate: Estimate = field(default_factory=Estimate)
     driver: Driver = field(default_factory=Driver)
     replay: Replay = field(default_factory=Replay)
@@ -535,16 +439,20 @@ class Config:
     logging: Logging = field(default_factory=Logging)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """As JSON; an object such as the rule is {"name": its word, number: value, ...}."""
+        return dotted.to_dict(self)
 
     def get(self, path: str) -> Any:
         """The value of "section.field"."""
-        return functools.reduce(getattr, path.split("."), self)
+        return dotted.get(self, path)
 
     def set(self, path: str, value: Any) -> None:
-        """Sets "section.field". Raises AttributeError: there is no such section."""
-        section, _, leaf = path.rpartition(".")
-        setattr(self.get(section) if section else self, leaf, value)
+        """Sets "section.field"; see `dotted.update`."""
+        dotted.update(self, {path: value})
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Sets several fields; see `dotted.update`."""
+        dotted.update(self, values)
 
     def validate(self) -> "Config":
         """Raises ValueError naming the first invalid field, and its allowed values.
@@ -574,15 +482,7 @@ class Config:
         usual = self.evaluation.samples
         return max((one.samples or usual for one in self.data.held_out_files()), default=usual)
 
-    def make_rule(self) -> Rule:
-        """The sampling rule that `rule` describes."""
-        return named(self.rule.name, RULES)(self.rule)
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"rule.n": 24, ...} of a nested configuration."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        inner = isinstance(value, dict)
-        flat |= flatten(value, f"{prefix}{name}.") if inner else {prefix + name: value}
-    return flat
+    @property
+    def group_size(self) -> int:
+        """Samples of a group that are trained on (on average): rows of a batch for each group."""
+        return group_size(self.rule)

@@ -21,11 +21,15 @@ from rl_speed.objectives.divergences import KL_KINDS, kl
 from rl_speed.objectives.loss_metrics import merge_metrics, reduce_metrics, summarise_metrics
 from rl_speed.objectives.losses import (
     LOSSES,
+    Cispo,
+    Gspo,
     LossFn,
+    Pg,
+    Ppo,
+    Tis,
     Tokens,
     check_loss,
     clip_where_ppo_does,
-    settings_of,
 )
 from rl_speed.objectives.pool import (
     POOL_ADVANTAGES,
@@ -44,12 +48,17 @@ __all__ = [
     "AGGREGATIONS",
     "AdvantageFn",
     "CORRECTIONS",
+    "Cispo",
     "GroupStatistics",
+    "Gspo",
     "KL_KINDS",
     "LOSSES",
     "LossFn",
     "POOL_ADVANTAGES",
+    "Pg",
     "PoolStatistics",
+    "Ppo",
+    "Tis",
     "Tokens",
     "balanced_downsample",
     "check_advantage",
@@ -72,7 +81,6 @@ __all__ = [
     "reinforce_pp",
     "resolved",
     "rloo",
-    "settings_of",
     "summarise_metrics",
     "token_weights",
 ]

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from rl_speed.objectives import divergences
-from rl_speed.objectives.losses import LOSSES, LossFn, Tokens, call_loss, is_zero, ratio_of
+from rl_speed.objectives.losses import (
+    LOSSES,
+    LossFn,
+    Tokens,
+    call_loss,
+    is_zero,
+    loss_named,
+    ratio_of,
+)
 
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant")
 CORRECTIONS = ("behaviour", "recompute")
@@ -116,7 +124,7 @@ def policy_loss(
 
     Per token, with advantage A, log pi = logprobs, anchor a and ratio
     r = exp(clamp(log pi - log a)), `loss` is the function to minimise: "pg", "ppo", "tis"
-    and others in `LOSSES`, which have the formulas, or a function like them.
+    and others in `LOSSES`, which have the formulas, or a loss like them: Ppo(clip_high=0.28).
 
     Gradients flow through log pi (and `entropy`) only. At log pi = log a "pg",
     "ppo" and "tis" have exactly the gradient of -A log pi, also with clip bounds of 0.
@@ -149,8 +157,8 @@ def policy_loss(
       loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
       truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
         bounds every log-ratio before exp; beyond it the gradient is 0.
-      settings: numbers of the loss by name: clip_low, clip_high, dual_clip (0.2,
-        0.2, None) for "ppo". Numbers of other losses in `LOSSES` are ignored, so
+      settings: numbers of a loss given by its word: clip_low, clip_high, dual_clip (0.2,
+        0.2, 0) for "ppo". Numbers of other losses in `LOSSES` are ignored, so
         that one set of settings serves all.
       ref_logprobs: f32[R, T] or None.
       entropy: f32[R, T], per-token entropy of the policy in nats, or None.
@@ -181,7 +189,10 @@ def policy_loss(
 
     Source: methods.md section 5.
     """
-    loss = _checked_loss(loss, correction, truncation)
+    loss = _checked_loss(loss, {"truncation": truncation, **settings})
+    _choose("correction", correction, CORRECTIONS)
+    if isinstance(truncation, (int, float)) and truncation <= 0:
+        raise ValueError(f"truncation must be positive, got {truncation!r}.")
     mask = jnp.asarray(mask).astype(bool)
     arrays = {
         "logprobs": logprobs,
@@ -231,7 +242,7 @@ def policy_loss(
         truncated = importance_RxT > truncation
         correction_RxT = jnp.minimum(importance_RxT, truncation)
 
-    policy_RxT, of_loss = call_loss(loss, tokens, {"truncation": truncation, **settings})
+    policy_RxT, of_loss = call_loss(loss, tokens)
     parts = {"policy": jnp.sum(weights_RxT * correction_RxT * policy_RxT)}
     sums = _token_metrics(tokens, of_loss, truncated, correction_RxT)
     if ref_logprobs is not None:
@@ -272,13 +283,12 @@ def _token_metrics(
     }
 
 
-def _checked_loss(loss: str | LossFn, correction: str, truncation) -> LossFn:
+def _checked_loss(loss: str | LossFn, settings: dict) -> LossFn:
     if isinstance(loss, str):
         _choose("loss", loss, tuple(LOSSES))
-        loss = LOSSES[loss]
-    _choose("correction", correction, CORRECTIONS)
-    if isinstance(truncation, (int, float)) and truncation <= 0:
-        raise ValueError(f"truncation must be positive, got {truncation!r}.")
+        return loss_named(loss, settings)
+    if unknown := set(settings) - {"truncation"}:
+        raise TypeError(f"{', '.join(sorted(unknown))}: a loss that is given has its own numbers")
     return loss
 
 

@@ -1,12 +1,17 @@
-"""Losses per token. Each is a function of its tokens and its numbers, with a name in `LOSSES`:
+"""Losses per token. Each is a function of its tokens; a frozen dataclass where it has numbers:
 
-    def pg(tokens: Tokens):
-        return -tokens.advantages * tokens.logprobs, {}
+    @dataclasses.dataclass(frozen=True)
+    class Tis:
+        truncation: float = 2.0
+
+        def __call__(self, tokens: Tokens):
+            weight = jax.lax.stop_gradient(jnp.minimum(tokens.ratio, self.truncation))
+            return -tokens.advantages * weight * tokens.logprobs, {}
 
 `policy_loss` (batch_loss.py) does the rest: masks, weights, stale samples, KL, entropy, metrics.
 """
 
-import inspect
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -61,72 +66,138 @@ class Tokens(NamedTuple):
         return jnp.exp(jnp.clip(log_ratio_R, -self.log_ratio_clamp, self.log_ratio_clamp))
 
 
-# (tokens, *, numbers by name, each with a default) -> (loss per token f32[R, T], {name: [R, T],
-# logged as mean over tokens}); [R, 1] applies to all tokens of a row.
-LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+# tokens -> (loss per token f32[R, T], {name: [R, T], logged as mean over tokens}); [R, 1] applies
+# to all tokens of a row.
+LossFn = Callable[[Tokens], tuple[jax.Array, dict[str, jax.Array]]]
 
 
-def pg(tokens: Tokens):
+@dataclasses.dataclass(frozen=True)
+class Pg:
     """REINFORCE: -A log pi."""
-    return -tokens.advantages * tokens.logprobs, {}
+
+    def __call__(self, tokens: Tokens):
+        return -tokens.advantages * tokens.logprobs, {}
 
 
-def ppo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2, dual_clip=None):
+@dataclasses.dataclass(frozen=True)
+class _Clipped:
+    """A loss that keeps ratios within [1 - clip_low, 1 + clip_high]."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __post_init__(self):
+        for name in ("clip_low", "clip_high"):
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and value < 0:
+                raise ValueError(f"{name} must not be negative, got {value!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ppo(_Clipped):
     """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1, if A < 0 also
     -max(that min, A c).
 
-    Source: methods.md section 5; clip-higher: DAPO (arXiv 2503.14476); dual clip (None or 0: off):
-    Ye et al. (arXiv 1912.09729).
+    Source: methods.md section 5; clip-higher: DAPO (arXiv 2503.14476); dual clip: Ye et al. (arXiv
+    1912.09729).
     """
-    _require_bounds(clip_low, clip_high)
-    ratio_RxT = tokens.ratio
-    advantage_RxT = tokens.advantages
-    bounded_RxT, held = clip_where_ppo_does(ratio_RxT, advantage_RxT, clip_low, clip_high)
-    if dual_clip is not None and not is_zero(dual_clip):
-        if isinstance(dual_clip, (int, float)) and dual_clip <= 1:
-            raise ValueError(f"dual_clip must exceed 1 (None turns it off), got {dual_clip!r}.")
-        held["clip_dual"] = (advantage_RxT < 0) & (ratio_RxT > dual_clip)
-        bounded_RxT = jnp.where(held["clip_dual"], dual_clip, bounded_RxT)
-    return -advantage_RxT * bounded_RxT, held
+
+    dual_clip: float = 0.0  # 0: off; else the bound c > 1 for negative advantages
+
+    def __post_init__(self):
+        super().__post_init__()
+        c = self.dual_clip
+        if isinstance(c, (int, float)) and c and c <= 1:
+            raise ValueError(f"dual_clip must exceed 1 (0 turns it off), got {c!r}.")
+
+    def __call__(self, tokens: Tokens):
+        ratio_RxT = tokens.ratio
+        advantage_RxT = tokens.advantages
+        bounded_RxT, held = clip_where_ppo_does(
+            ratio_RxT, advantage_RxT, self.clip_low, self.clip_high
+        )
+        if self.dual_clip is not None and not is_zero(self.dual_clip):
+            held["clip_dual"] = (advantage_RxT < 0) & (ratio_RxT > self.dual_clip)
+            bounded_RxT = jnp.where(held["clip_dual"], self.dual_clip, bounded_RxT)
+        return -advantage_RxT * bounded_RxT, held
 
 
-def tis(tokens: Tokens, *, truncation=2.0):
+@dataclasses.dataclass(frozen=True)
+class Tis:
     """-A min(r, truncation) log pi, no gradient through r: truncated importance sampling."""
-    ratio_RxT = tokens.ratio
-    weight_RxT = jax.lax.stop_gradient(jnp.minimum(ratio_RxT, truncation))
-    return -tokens.advantages * weight_RxT * tokens.logprobs, {
-        "weight_truncated": ratio_RxT > truncation
-    }
+
+    truncation: float = 2.0  # largest importance weight
+
+    def __call__(self, tokens: Tokens):
+        ratio_RxT = tokens.ratio
+        weight_RxT = jax.lax.stop_gradient(jnp.minimum(ratio_RxT, self.truncation))
+        return -tokens.advantages * weight_RxT * tokens.logprobs, {
+            "weight_truncated": ratio_RxT > self.truncation
+        }
 
 
-def gspo(tokens: Tokens, *, clip_low=3e-4, clip_high=4e-4):
+@dataclasses.dataclass(frozen=True)
+class Gspo(_Clipped):
     """PPO's minimum for whole samples: the ratio is the geometric mean over the sample, clipped
     once.
 
     With "seq_mean_token_mean" it is the mean over samples of the source (Zheng et al., arXiv
     2507.18071, equations 5 to 7, whose bounds are the defaults).
     """
-    _require_bounds(clip_low, clip_high)
-    bounded_Rx1, held = clip_where_ppo_does(
-        tokens.sequence_ratio, tokens.advantages, clip_low, clip_high
-    )
-    return -tokens.advantages * bounded_Rx1, held
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+
+    def __call__(self, tokens: Tokens):
+        bounded_Rx1, held = clip_where_ppo_does(
+            tokens.sequence_ratio, tokens.advantages, self.clip_low, self.clip_high
+        )
+        return -tokens.advantages * bounded_Rx1, held
 
 
-def cispo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2):
+@dataclasses.dataclass(frozen=True)
+class Cispo(_Clipped):
     """-A clip(r, 1 - clip_low, 1 + clip_high) log pi, no gradient through the clipped weight: every
     token keeps a gradient.
 
     Source: MiniMax-M1 (arXiv 2506.13585), which bounds only from above: clip_low = 1.
     """
-    _require_bounds(clip_low, clip_high)
-    ratio_RxT = tokens.ratio
-    weight_RxT = jax.lax.stop_gradient(jnp.clip(ratio_RxT, 1.0 - clip_low, 1.0 + clip_high))
-    held = {"clip_low": ratio_RxT < 1.0 - clip_low, "clip_high": ratio_RxT > 1.0 + clip_high}
-    return -tokens.advantages * weight_RxT * tokens.logprobs, held
+
+    def __call__(self, tokens: Tokens):
+        low = 1.0 - self.clip_low
+        high = 1.0 + self.clip_high
+        ratio_RxT = tokens.ratio
+        weight_RxT = jax.lax.stop_gradient(jnp.clip(ratio_RxT, low, high))
+        held = {"clip_low": ratio_RxT < low, "clip_high": ratio_RxT > high}
+        return -tokens.advantages * weight_RxT * tokens.logprobs, held
 
 
-LOSSES: dict[str, LossFn] = {"pg": pg, "ppo": ppo, "tis": tis, "gspo": gspo, "cispo": cispo}
+# Losses by the word that settings call them.
+LOSSES: dict[str, Callable[..., LossFn]] = {
+    "pg": Pg,
+    "ppo": Ppo,
+    "tis": Tis,
+    "gspo": Gspo,
+    "cispo": Cispo,
+}
+
+
+def loss_named(word: str, settings: Mapping[str, Any] = {}) -> LossFn:
+    """The loss of `LOSSES` with those of the numbers that it takes.
+
+    Raises TypeError: a number that no loss of `LOSSES` takes.
+    """
+    takes = _numbers(LOSSES[word])
+    if unknown := set(settings).difference(*map(_numbers, LOSSES.values())):
+        raise TypeError(
+            f"no loss takes {', '.join(sorted(unknown))}; this one takes "
+            f"{', '.join(takes) or 'no settings'}."
+        )
+    return LOSSES[word](**{name: value for name, value in settings.items() if name in takes})
+
+
+def _numbers(loss: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(loss)]
 
 
 def clip_where_ppo_does(
@@ -145,37 +216,15 @@ def clip_where_ppo_does(
     return bounded, {"clip_low": low, "clip_high": high}
 
 
-def settings_of(loss: LossFn) -> dict[str, Any]:
-    """Numbers of a loss by name, with their defaults."""
-    return {
-        name: p.default
-        for name, p in inspect.signature(loss).parameters.items()
-        if p.kind is p.KEYWORD_ONLY
-    }
-
-
-def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
+def check_loss(loss: LossFn) -> None:
     """Tries a loss on a batch of two rows of three tokens, without computing anything.
 
-    Raises ValueError: its arguments are not (tokens, *, numbers), its result is not ([R, T], {name:
-    [R, T]}), or it refuses `settings`.
+    Raises ValueError: it does not take tokens alone, or its result is not ([R, T], {name: [R, T]}).
     """
-    parameters = list(inspect.signature(loss).parameters.values())
-    wrong = [p.name for p in parameters[1:] if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
-    if (
-        not parameters
-        or parameters[0].kind
-        not in (parameters[0].POSITIONAL_ONLY, parameters[0].POSITIONAL_OR_KEYWORD)
-        or wrong
-    ):
-        raise ValueError(
-            "a loss takes its tokens, and behind a * the numbers it needs, each with a default; "
-            f"this one takes ({', '.join(map(str, parameters))})"
-        )
     number = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     tokens = Tokens(number, number, number, number, jax.ShapeDtypeStruct((2, 3), jnp.bool_))
     try:
-        jax.eval_shape(lambda *arrays: call_loss(loss, Tokens(*arrays), settings), *tokens[:5])
+        jax.eval_shape(lambda *arrays: call_loss(loss, Tokens(*arrays)), *tokens[:5])
     except ValueError:
         raise
     except Exception as error:  # a function of the user's own may raise anything
@@ -184,17 +233,10 @@ def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
         ) from error
 
 
-def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
-    """Calls the loss with its numbers from `settings`, and checks its results."""
-    takes = settings_of(loss)
+def call_loss(loss: LossFn, tokens: Tokens):
+    """Calls the loss, and checks its results."""
     shape = tokens.mask.shape
-    known = set(takes).union(*map(settings_of, LOSSES.values()))
-    if unknown := set(settings) - known:
-        raise TypeError(
-            f"no loss takes {', '.join(sorted(unknown))}; this one takes "
-            f"{', '.join(takes) or 'no settings'}."
-        )
-    found = loss(tokens, **{name: value for name, value in settings.items() if name in takes})
+    found = loss(tokens)
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
         raise ValueError(
             "a loss returns (loss per token [R, T], {name: [R, T], to be logged}), and "
@@ -215,12 +257,6 @@ def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
         return jnp.broadcast_to(x, shape)
 
     return whole(per_token), {name: whole(x) for name, x in logged.items()}
-
-
-def _require_bounds(clip_low, clip_high):
-    for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
-        if isinstance(value, (int, float)) and value < 0:
-            raise ValueError(f"{name} must not be negative, got {value!r}.")
 
 
 def ratio_of(log_numerator, log_denominator, log_ratio_clamp):

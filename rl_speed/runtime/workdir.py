@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 import rl_speed
-from rl_speed.config import Config, flatten
+from rl_speed.config import Config, dotted, flatten
 from rl_speed.runtime.hosts import code_digest
 from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 
@@ -44,7 +44,6 @@ def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str
     """
     values = read_object(path, advice)
     if not (supervised and is_supervised(values)):
-        _translate(values)
         _check(values, Config(), path, advice, "")
     return values
 
@@ -52,13 +51,6 @@ def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str
 def is_supervised(values: Mapping[str, Any]) -> bool:
     """Whether these are the settings of supervised fine-tuning."""
     return "out" in values
-
-
-def _translate(values: dict[str, Any]) -> None:
-    """Convert fields whose type has changed to their present values."""
-    rule = values.get("rule")
-    if isinstance(rule, dict) and isinstance(rule.get("inclusive"), bool):
-        rule["inclusive"] = "both" if rule["inclusive"] else "neither"
 
 
 def _check(values: Mapping[str, Any], section: Any, path: Path, advice: str, prefix: str) -> None:
@@ -89,18 +81,7 @@ def config_of(values: Mapping[str, Any]) -> Config:
 
     Fields unknown to this version are left out; missing ones keep their defaults.
     """
-
-    def fill(section: Any, values: Mapping[str, Any]) -> Any:
-        known = {f.name for f in dataclasses.fields(section)}
-        for name, value in values.items():
-            if name in known:
-                inner = getattr(section, name)
-                setattr(
-                    section, name, fill(inner, value) if dataclasses.is_dataclass(inner) else value
-                )
-        return section
-
-    return fill(Config(), values)
+    return dotted.from_dict(Config(), values)
 
 
 def read_summary(path: Path, advice: str) -> dict[str, Any]:

@@ -10,14 +10,16 @@ Drivers use a rule's decision on a prompt only when all its launched samples are
 decides how many prompts are in flight, in which order groups are accepted, and when to stop.
 `max_samples` bounds the samples of a prompt. `first_samples` is the number for an unseen prompt;
 rules that give each prompt its own number have `first_samples` as maximum and `least_first_samples`
-as minimum.
+as minimum. A rule may also have `n`, the samples of a group that are trained on (`group_size`), and
+`needs`, what it asks of its driver (`NEEDS`).
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +41,12 @@ from rl_speed.sampling.types import (
 ENDS = ("both", "low", "high", "neither")
 # Values that must differ within a group for `Dynamic` to keep it.
 METRICS = ("accuracy", "reward")
+# What a rule may ask of its driver:
+#   budgets       samples of each prompt, from estimates of pass rates
+#   forecast      the number of screening samples of each prompt, from a forecast
+#   rewards       the trained rewards (`Counts.varied`), which the host alone knows
+#   downsampling  trains on `n` of a group's samples
+NEEDS = ("budgets", "forecast", "rewards", "downsampling")
 
 
 class Rule(Protocol):
@@ -55,6 +63,17 @@ class Rule(Protocol):
 def two_phase(rule: Rule) -> bool:
     """Whether a prompt's first samples may be fewer than its maximum."""
     return getattr(rule, "least_first_samples", rule.first_samples) < rule.max_samples
+
+
+def group_size(rule: Rule) -> int:
+    """Samples of a group that are trained on, on average: `rule.n`, or else all it may have."""
+    return getattr(rule, "n", 0) or rule.max_samples
+
+
+def needs(rule: Rule, what: str) -> bool:
+    """Whether the rule asks for `what`, one of `NEEDS`."""
+    assert what in NEEDS, what
+    return what in getattr(rule, "needs", ())
 
 
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:
@@ -111,10 +130,10 @@ def _positive_int(rule: object, *names: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
-    """Every prompt gets `n` samples (RLOO, GRPO, REINFORCE as published)."""
+class _OnePhase:
+    """Draws all `n` samples of a prompt at once."""
 
-    n: int
+    n: int  # samples of a group
 
     def __post_init__(self):
         _positive_int(self, "n")
@@ -130,13 +149,18 @@ class Uniform:
     def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
         return init_state(num_prompts, self.n)
 
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(_OnePhase):
+    """Every prompt gets `n` samples (RLOO, GRPO, REINFORCE as published)."""
+
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         status = jnp.where(counts.done >= self.n, COMPLETE, OPEN)
         return _close(jnp.full_like(counts.done, self.n), status, state)
 
 
 @dataclasses.dataclass(frozen=True)
-class Dynamic:
+class Dynamic(_OnePhase):
     """DAPO's dynamic sampling: `n` samples; drops groups that are all correct or all wrong.
 
     That is the paper's `metric="accuracy"`. "reward" drops groups whose rewards are all equal
@@ -148,26 +172,20 @@ class Dynamic:
     al., section 3.4, who want differences "even when all responses are correct".
     """
 
-    n: int
+    # What must differ within a group: correctness (DAPO), or the trained rewards, so that
+    # length-aware ones keep groups with only correct samples. Host only.
     metric: str = "accuracy"
 
     def __post_init__(self):
-        _positive_int(self, "n")
+        super().__post_init__()
         if self.metric not in METRICS:
             raise ValueError(
                 f"Dynamic.metric must be one of {', '.join(METRICS)}; got {self.metric!r}"
             )
 
     @property
-    def max_samples(self) -> int:
-        return self.n
-
-    @property
-    def first_samples(self) -> int:
-        return self.n
-
-    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
-        return init_state(num_prompts, self.n)
+    def needs(self) -> tuple[str, ...]:
+        return ("rewards",) if self.metric == "reward" else ()
 
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         informative = (counts.positive > 0) & (counts.positive < counts.done)
@@ -193,8 +211,11 @@ class Speed:
     Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
     """
 
+    # Screening samples. The command line sets them without changing those of a group, n_init +
+    # n_cont.
     n_init: int
-    n_cont: int
+    n_cont: int  # samples that a prompt gets besides if it qualifies
+    # Continue if low < pass rate < high, strictly.
     low: float = 0.0
     high: float = 1.0
 
@@ -217,8 +238,13 @@ class Speed:
         return count_bounds(self.low, self.high, self.n_init)
 
     @property
-    def max_samples(self) -> int:
+    def n(self) -> int:
+        """Samples of a complete group."""
         return self.n_init + self.n_cont
+
+    @property
+    def max_samples(self) -> int:
+        return self.n
 
     @property
     def first_samples(self) -> int:
@@ -255,8 +281,10 @@ class AdaptiveSpeed:
     Not from a paper.
     """
 
-    n: int
-    n_init: int = 4
+    needs: ClassVar = ("forecast",)
+
+    n: int  # samples of a complete group
+    n_init: int = 4  # screening samples of prompts without a forecast
 
     def __post_init__(self):
         _positive_int(self, "n", "n_init")
@@ -296,7 +324,7 @@ class AdaptiveSpeed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Band:
+class Band(_OnePhase):
     """Balanced online difficulty filtering: `n` samples, kept if the pass rate is between `low` and
     `high`.
 
@@ -307,13 +335,15 @@ class Band:
     p < 0.8.
     """
 
-    n: int
+    # Keep pass rates between these.
     low: float = 0.2
     high: float = 0.8
+    # Which of low and high are inside. Bae et al. include both in section 4.4; in Table 1 neither
+    # for balanced bands, and one for skewed ones.
     inclusive: str = "both"
 
     def __post_init__(self):
-        _positive_int(self, "n")
+        super().__post_init__()
         if isinstance(self.inclusive, bool):
             object.__setattr__(self, "inclusive", "both" if self.inclusive else "neither")
         if self.inclusive not in ENDS:
@@ -332,17 +362,6 @@ class Band:
     def accepted_counts(self) -> tuple[int, int]:
         """Smallest and largest number of correct samples that qualify."""
         return count_bounds(self.low, self.high, self.n, self.inclusive)
-
-    @property
-    def max_samples(self) -> int:
-        return self.n
-
-    @property
-    def first_samples(self) -> int:
-        return self.n
-
-    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
-        return init_state(num_prompts, self.n)
 
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         first, last = self.accepted_counts
@@ -363,14 +382,21 @@ class Sequential:
     k_pos=1, balance 2 and 2.
     """
 
-    m: int = 8
-    rounds: int = 4
-    k_pos: int = 1
-    k_neg: int = 0
+    m: int = 8  # samples a round
+    rounds: int = 4  # most rounds
+    k_pos: int = 1  # correct samples needed to resolve a prompt
+    k_neg: int = 0  # wrong samples needed to resolve it
+    # Keep or drop prompts that are unresolved after all rounds.
     on_unresolved: str = "keep"
+    n: int = 0  # samples of a group that are trained on (0: all)
 
     def __post_init__(self):
         _positive_int(self, "m", "rounds")
+        if self.n == 1 or not 0 <= self.n:
+            raise ValueError(
+                "Sequential.n must be 0 (all) or at least 2, one sample of each class; got "
+                f"{self.n}"
+            )
         for name in ("k_pos", "k_neg"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise ValueError(
@@ -386,6 +412,10 @@ class Sequential:
             raise ValueError(
                 f'Sequential.on_unresolved must be "keep" or "drop", got {self.on_unresolved!r}'
             )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("downsampling",) if self.n else ()
 
     @property
     def max_samples(self) -> int:
@@ -421,13 +451,21 @@ class Allocated:
     Source: Reinforce-Ada (Xiong et al.), section 3.1 and Algorithm 1.
     """
 
-    n_max: int
-    n_min: int = 1
+    needs: ClassVar = ("budgets",)
+
+    n_max: int  # most samples of a prompt
+    n_min: int = 1  # least samples of a prompt
+    n: int = 0  # samples of a prompt on average (0: n_max)
 
     def __post_init__(self):
         _positive_int(self, "n_max", "n_min")
         if self.n_min > self.n_max:
             raise ValueError(f"Allocated.n_min ({self.n_min}) must not exceed n_max ({self.n_max})")
+        if self.n and not self.n_min <= self.n <= self.n_max:
+            raise ValueError(
+                f"Allocated.n ({self.n}, the average) must lie between n_min ({self.n_min}) and "
+                f"n_max ({self.n_max})"
+            )
 
     @property
     def max_samples(self) -> int:
@@ -446,6 +484,50 @@ class Allocated:
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         status = jnp.where(counts.done >= state.budget, COMPLETE, OPEN)
         return _close(state.budget, status, state)
+
+
+# Rules by the word that settings call them.
+RULES: dict[str, Callable[..., Rule]] = {
+    "uniform": Uniform,
+    "dynamic": Dynamic,
+    "dapo": Dynamic,  # by its paper's name
+    "band": Band,
+    "speed": Speed,
+    "adaptive_speed": AdaptiveSpeed,
+    "sequential": Sequential,
+    "allocated": Allocated,
+}
+
+
+def sized(kind: Callable[..., Rule], n: int) -> Rule:
+    """A rule of this class for groups of `n` samples, with its defaults otherwise.
+
+    Args:
+      kind: a class of `RULES`, or one of the user's own: called with `n` if it takes that.
+    """
+    if kind is Speed:
+        return Speed(n_init=min(4, n), n_cont=max(0, n - 4))
+    if kind is Allocated:
+        return Allocated(n_max=4 * n, n=n)
+    try:
+        return kind(n=n)
+    except TypeError:  # it has no n
+        return kind()
+
+
+def changed(rule: Rule, **fields: Any) -> Rule:
+    """The rule with other numbers.
+
+    A group of `Speed` keeps its n samples if n_init is changed alone, and has n if that is given:
+    n_cont is what is left.
+    """
+    if isinstance(rule, Speed) and "n_cont" not in fields:
+        n = fields.pop("n", rule.n)
+        n_init = fields.get("n_init", rule.n_init)
+        if not 1 <= n_init <= n:
+            raise ValueError(f"n_init must be between 1 and n ({n}); got {n_init}")
+        fields["n_cont"] = n - n_init
+    return dataclasses.replace(rule, **fields)
 
 
 @functools.lru_cache(maxsize=64)

@@ -104,7 +104,8 @@ def explain_out_of_memory(
         )
     )
     params = abstract_params(model)
-    optimizer = make_optimizer(config.optimizer_of(config.training.steps or 10**9), params)
+    steps = config.training.steps or 10**9
+    optimizer = make_optimizer(config.optimizer_of(steps), params, steps)
     state = abstract_state(model, params, optimizer, mesh)
     tokens = config.training.micro_tokens
     length = f"config.examples.max_length ({e.max_length})"

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_speed.config import EMBEDDED, MeshConfig, Model, flatten, schema
-from rl_speed.config.checks import check_options, check_types, require_distinct_draws
+from rl_speed.config.checks import (
+    check_optimizer,
+    check_options,
+    check_types,
+    require_distinct_draws,
+)
 from rl_speed.data.schemas import question_parts
 from rl_speed.data.tasks import POLICIES
 from rl_speed.named import one_of
 from rl_speed.policy.hf import AS_READ, STORED_DTYPES
-from rl_speed.update.optimizer import OptimizerConfig
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Examples:
     batch: int = 128  # examples of an update
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class Optimizer(schema.Optimizer):
     learning_rate: float = -1.0  # peak (-1: 3e-3 for a new policy, 1e-5 for a given one)
     warmup_steps: int = -1  # -1: a tenth of all updates, at most 100
@@ -142,24 +146,23 @@ class SFTConfig:
         self.optimizer_of(self.training.steps or 10**9)
         return self
 
-    def optimizer_of(self, steps: int) -> OptimizerConfig:
-        """The optimizer of a run of `steps` updates. Raises ValueError if it is invalid."""
+    def optimizer_of(self, steps: int) -> schema.Optimizer:
+        """The optimizer of a run of `steps` updates, with every number. Raises ValueError if it is
+        invalid.
+        """
         o = self.optimizer
         rate = 3e-3 if self.model.path in POLICIES else 1e-5
         warmup = min(100, steps // 10) if o.warmup_steps == -1 else o.warmup_steps
-        if warmup >= steps and o.schedule != "constant":
-            raise ValueError(
-                f"config.optimizer.warmup_steps={warmup} leaves none of {steps} "
-                f"updates for config.optimizer.schedule={o.schedule}"
-            )
-        return OptimizerConfig(
-            **dataclasses.asdict(o)
-            | {
-                "learning_rate": rate if o.learning_rate == -1 else o.learning_rate,
-                "warmup_steps": warmup,
-                "total_steps": steps,
-            }
+        resolved = dataclasses.replace(
+            self,
+            optimizer=dataclasses.replace(
+                o,
+                learning_rate=rate if o.learning_rate == -1 else o.learning_rate,
+                warmup_steps=warmup,
+            ),
         )
+        check_optimizer(resolved, steps)
+        return resolved.optimizer
 
 
 _DEFAULTS = flatten(dataclasses.asdict(SFTConfig()))

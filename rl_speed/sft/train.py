@@ -238,7 +238,7 @@ class SFTTrainer:
         pieces = Pieces(
             parts.model, mesh, config.training.micro_tokens, config.model.head_chunk or None
         )
-        transformation = make_optimizer(optimizer, parts.params)
+        transformation = make_optimizer(optimizer, parts.params, parts.steps)
         shardings = state_shardings(parts.model, transformation, mesh)
         self.params = jax.device_put(parts.params, shardings.params)
         parts.params = None

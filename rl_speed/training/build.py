@@ -97,11 +97,12 @@ from rl_speed.runtime.metrics import write_atomically
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig, halved
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.callback import check_mesh
+from rl_speed.sampling.rules import needs
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.split_step import SplitStep, trains_on_prefixes
 from rl_speed.training.stream import make_stream
-from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.optimizer import make_optimizer
 from rl_speed.update.pools import PoolConfig, PoolSelector
 from rl_speed.update.reference import Reference
 from rl_speed.update.shaping import shape_rewards
@@ -539,7 +540,7 @@ def build_generators(
     Both have the same capacities: with equal sampler settings they are one compiled program.
     """
     keys = Keys.of(config.seed)
-    rule = config.make_rule()
+    rule = config.rule
     s = config.sampler
     prompts, samples = capacities(rule, config.driver)
     most = config.most_evaluation_samples
@@ -583,21 +584,10 @@ def pool_config(config: Config) -> PoolConfig | None:
     all samples, ordinary advantages.
     """
     o = config.objective
-    keep = config.rule.n if config.rule.name == "sequential" else 0
+    keep = config.group_size if needs(config.rule, "downsampling") else 0
     if not keep and o.advantage not in POOL_ADVANTAGES:
         return None
-    return PoolConfig(
-        keep=keep,
-        order=o.downsample_order,
-        advantages=o.advantage in POOL_ADVANTAGES,
-        normalise=o.advantage == "pool_std",
-        weight=o.weight,
-        alpha=o.weight_power,
-        cap=o.weight_cap or None,
-        weight_from=o.weight_from,
-        singleton=o.singleton,
-        downsample_correction=o.downsample_correction,
-    )
+    return PoolConfig(keep, dataclasses.replace(o))
 
 
 def build_selector(config: Config) -> PoolSelector | None:
@@ -607,7 +597,7 @@ def build_selector(config: Config) -> PoolSelector | None:
         None
         if pool is None
         else PoolSelector(
-            pool, config.driver.groups, config.make_rule().max_samples, Keys.of(config.seed).train
+            pool, config.driver.groups, config.rule.max_samples, Keys.of(config.seed).train
         )
     )
 
@@ -618,7 +608,7 @@ def build_budgets(
     """Estimates of pass rates, if configured, or else the stream's forecast, if it has one."""
     e = config.estimate
     if isinstance(stream.order, ForecastOrder) and e.kind == "none":
-        return ForecastScreening(stream.order.forecast, config.make_rule())
+        return ForecastScreening(stream.order.forecast, config.rule)
     if e.kind == "none":
         return None
     if e.kind == "ema":
@@ -634,7 +624,7 @@ def build_budgets(
             hidden=e.hidden,
             seed=config.seed,
         )
-    return Budgets(estimator, config.make_rule(), config.rule.n, e)
+    return Budgets(estimator, config.rule, config.group_size, e)
 
 
 def build_prefixes(
@@ -685,7 +675,7 @@ def build_driver(
     )
     shape = functools.partial(shape_rewards, config=config) if config.reward.length_alpha else None
     return HostDriver(
-        config.make_rule(),
+        config.rule,
         stream,
         generator,
         score=scorer,
@@ -724,12 +714,12 @@ def build_fused_program(
     verify, encode = in_loop_verifier(config, policy, c.sampler.max_new, prompts)
     check_mesh(verify, mesh)  # before anything is compiled
     fused = FusedConfig(
-        rule=config.make_rule(),
+        rule=config.rule,
         verify=verify,
         sampler=sampler,
         target=c.driver.groups // shards,
         width=longest,
-        rows=c.rule.n,
+        rows=c.group_size,
         pool=pool_config(c),
         rejected=c.replay.window != "none" and c.replay.eps >= 0,
         mask_prefix=c.replay.mask_prefix,
@@ -809,9 +799,7 @@ def build_split_step(
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
     steps = config.training.steps * config.training.minibatches
-    return make_optimizer(
-        OptimizerConfig(**dataclasses.asdict(config.optimizer), total_steps=steps), params
-    )
+    return make_optimizer(config.optimizer, params, steps)
 
 
 def update_config(config: Config) -> UpdateConfig:

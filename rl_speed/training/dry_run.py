@@ -26,6 +26,7 @@ from rl_speed.runtime.out_of_memory import (
     update_parts,
 )
 from rl_speed.sampling import Batch, Prompts, SamplerConfig
+from rl_speed.sampling.rules import needs
 from rl_speed.targets import Target
 from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
@@ -198,7 +199,7 @@ def refused_bytes(message: str) -> int:
 
 def abstract_batch(config: Config, mesh: Mesh) -> Batch:
     """The widest batch of one optimizer step, as shapes with shardings."""
-    rows = config.driver.groups * config.rule.n // config.training.minibatches
+    rows = config.driver.groups * config.group_size // config.training.minibatches
     width = config.data.max_prompt_length + config.sampler.max_new
 
     def leaf(shape, dtype):
@@ -239,7 +240,7 @@ def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, 
 
 def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
     """Candidates of one fused step, as shapes with shardings."""
-    given = config.rule.name in ("allocated", "adaptive_speed")
+    given = needs(config.rule, "budgets") or needs(config.rule, "forecast")
     budgets = np.zeros(0, np.int64) if given else None
     estimates = config.estimate.kind != "none" or config.data.order == "forecast"
     asked = [(np.zeros(0), budgets)] * table.shards if estimates else []
@@ -507,7 +508,7 @@ def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, lengt
 
 def describe_work(config: Config) -> dict[str, float]:
     """Sizes of a step and of a generation call (of a fused step: upper bounds)."""
-    rule = config.make_rule()
+    rule = config.rule
     fused = config.driver.where == "in_loop"
     prompts, samples = capacities(rule, config.driver)
     if fused:
@@ -516,7 +517,7 @@ def describe_work(config: Config) -> dict[str, float]:
             * shards
         )
         samples = prompts * rule.max_samples
-    per_step = config.driver.groups * config.rule.n
+    per_step = config.driver.groups * config.group_size
     width = config.data.max_prompt_length + config.sampler.max_new
     call = "drawn, at most" if fused else "a call"
     return {

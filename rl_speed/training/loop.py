@@ -181,7 +181,7 @@ class Trainer:
         self.policy.params = None
         self.totals = Totals()
         self.step = 0
-        self._rule = config.make_rule()
+        self._rule = config.rule
         # Seconds by phase of a step that was stopped after `step` steps.
         self._spent: dict[str, float] = {}
         self._resumed = False

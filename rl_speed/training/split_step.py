@@ -197,7 +197,7 @@ class SplitStep:
         if rollouts.nonfinite.any():
             rollouts = rollouts.take(np.flatnonzero(~rollouts.nonfinite))
         rollouts, advantages = (rollouts, None) if self._select is None else self._select(rollouts)
-        rows = c.driver.groups * c.rule.n
+        rows = c.driver.groups * c.group_size
         width = c.data.max_prompt_length + c.sampler.max_new
 
         def make(part):

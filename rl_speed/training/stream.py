@@ -63,7 +63,7 @@ def make_order(
     if d.order == "forecast":
         forecast = Forecast(
             prompts,
-            config.rule.n,
+            config.group_size,
             buckets=d.forecast_buckets,
             memory=d.forecast_memory,
             decay=d.forecast_decay,

@@ -9,66 +9,21 @@ from typing import Any
 import jax
 import optax
 
-SCHEDULES = ("constant", "linear", "cosine")
+from rl_speed.config import Optimizer
+
 # Biases split by head are stored with two or more axes: rank alone would make them matrices.
 _BIASES = frozenset({"bq", "bk", "bv"})
 # Tokens that are not in a batch have no gradient; decay would only shrink rare ones.
 _LOOKUPS = frozenset({"embed"})
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """Settings of the optimizer.
+def learning_rate_schedule(config: Optimizer, total_steps: int) -> optax.Schedule:
+    """Updates made so far (i32 scalar) -> learning rate of the next one (f32 scalar).
 
-    Attributes:
-      learning_rate: peak, after warm-up.
-      warmup_steps: updates of linear warm-up; update k (from 1) has k / warmup_steps of the peak.
-      schedule: after warm-up: "constant", or "linear" or "cosine" down to `final_rate` of the peak
-        at `total_steps`.
-      final_rate: in [0, 1].
-      total_steps: all updates, including warm-up; needed by "linear" and "cosine".
-      weight_decay: decoupled, multiplied with the learning rate (AdamW).
-      b1, b2, eps: Adam's.
-      max_grad_norm: global norm that gradients are clipped to; 0 is off.
+    Update k (from 1) of the warm-up has k / warmup_steps of the peak. `total_steps`: all updates,
+    including warm-up.
     """
-
-    learning_rate: float = 1e-6
-    warmup_steps: int = 10
-    schedule: str = "constant"
-    final_rate: float = 0.0
-    total_steps: int = 0
-    weight_decay: float = 0.1
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    max_grad_norm: float = 1.0
-
-    def __post_init__(self):
-        decays = self.schedule != "constant"
-        for name, ok, want in (
-            ("learning_rate", self.learning_rate >= 0, "0 or more"),
-            ("warmup_steps", self.warmup_steps >= 0, "0 or more"),
-            ("schedule", self.schedule in SCHEDULES, f"one of {SCHEDULES}"),
-            ("final_rate", 0 <= self.final_rate <= 1, "in [0, 1]"),
-            (
-                "total_steps",
-                not decays or self.total_steps > self.warmup_steps,
-                f"more than warmup_steps ({self.warmup_steps}) with schedule {self.schedule!r}",
-            ),
-            ("weight_decay", self.weight_decay >= 0, "0 or more"),
-            ("b1", 0 <= self.b1 < 1, "in [0, 1)"),
-            ("b2", 0 <= self.b2 < 1, "in [0, 1)"),
-            ("eps", self.eps > 0, "above 0"),
-            ("max_grad_norm", self.max_grad_norm >= 0, "0 (off) or more"),
-        ):
-            if not ok:
-                got = getattr(self, name)
-                raise ValueError(f"config.optimizer.{name} must be {want}, got {got!r}")
-
-
-def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """Updates made so far (i32 scalar) -> learning rate of the next one (f32 scalar)."""
-    left = config.total_steps - config.warmup_steps
+    left = total_steps - config.warmup_steps
     final = config.final_rate
     after = {
         "constant": lambda: optax.constant_schedule(config.learning_rate),
@@ -104,21 +59,25 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def make_optimizer(config: OptimizerConfig, params: Any) -> optax.GradientTransformation:
+def make_optimizer(
+    config: Optimizer, params: Any, total_steps: int = 0
+) -> optax.GradientTransformation:
     """The optax transformation for the tree of weights `params` (abstract is enough).
 
     Equal settings and trees give the same object, so that compiled functions are reused.
+
+    Args:
+      total_steps: all updates of the run, for the schedules "linear" and "cosine".
     """
     leaves, tree = jax.tree.flatten(decay_mask(params))
-    if config.schedule == "constant":  # a constant schedule ignores total_steps
-        config = dataclasses.replace(config, total_steps=0)
-    return _make_optimizer(config, tuple(leaves), tree)
+    steps = 0 if config.schedule == "constant" else total_steps
+    return _make_optimizer(dataclasses.replace(config), steps, tuple(leaves), tree)
 
 
 @functools.lru_cache(maxsize=16)
-def _make_optimizer(config, decays, tree):
+def _make_optimizer(config: Optimizer, total_steps: int, decays: tuple[bool, ...], tree: Any):
     adamw = optax.adamw(
-        learning_rate_schedule(config),
+        learning_rate_schedule(config, total_steps),
         b1=config.b1,
         b2=config.b2,
         eps=config.eps,

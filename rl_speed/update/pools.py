@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from rl_speed import objectives
+from rl_speed.config import Objective
 from rl_speed.data.rollouts import Rollouts
 
 Array = jax.Array
@@ -22,27 +23,16 @@ RANDOM_ORDER = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
-    """Static settings; see `objectives.pool` for each.
+    """Static settings.
 
     Attributes:
       keep: most samples of a group that are trained on; 0: all.
-      advantages: whether the pool gives the advantages; otherwise they are computed from the kept
-        samples, as for any batch.
-      normalise: divide by the pool's std. weight_from: "pool" (its share of correct samples) or
-        "estimate" (from before the visit).
-      singleton: advantage of a pool of one sample: "zero", or r - "estimate".
+      objective: how samples are kept, and whether the pool gives the advantages; otherwise they are
+        computed from the kept samples, as for any batch. It must not be changed.
     """
 
     keep: int = 0
-    order: str = "first"
-    advantages: bool = False
-    normalise: bool = False
-    weight: str = "none"
-    alpha: float | None = None
-    cap: float | None = None
-    weight_from: str = "pool"
-    singleton: str = "zero"
-    downsample_correction: str = "none"
+    objective: Objective = Objective()
 
 
 def choose(
@@ -64,21 +54,23 @@ def choose(
       visits: i32[G], key a random order. estimates: f32[G], pass rates before the visit, or None.
       key: the run's typed root key.
     """
+    o = config.objective
     groups = visits.shape[0]
     kept = (group_ids >= 0) & (group_ids < groups)
     if config.keep:
-        lots = jax.random.fold_in(key, RANDOM_ORDER) if config.order == "random" else None
+        random = o.downsample_order == "random"
+        lots = jax.random.fold_in(key, RANDOM_ORDER) if random else None
         kept = objectives.balanced_downsample(
             correct,
             group_ids,
             groups,
             config.keep,
-            order=config.order,
+            order=o.downsample_order,
             index=index,
             key=lots,
             names=visits,
         )
-    if not config.advantages:
+    if o.advantage not in objectives.POOL_ADVANTAGES:
         return kept, None
     return kept, objectives.pool_advantages(
         rewards,
@@ -86,13 +78,13 @@ def choose(
         group_ids,
         groups,
         kept,
-        normalise=config.normalise,
-        weight=config.weight,
-        alpha=config.alpha,
-        cap=config.cap,
-        downsample_correction=config.downsample_correction,
-        p_hat=estimates if config.weight_from == "estimate" else None,
-        singleton_baseline=estimates if config.singleton == "estimate" else None,
+        normalise=o.advantage == "pool_std",
+        weight=o.weight,
+        alpha=o.weight_power,
+        cap=o.weight_cap or None,
+        downsample_correction=o.downsample_correction,
+        p_hat=estimates if o.weight_from == "estimate" else None,
+        singleton_baseline=estimates if o.singleton == "estimate" else None,
     )
 
 

@@ -41,7 +41,7 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
     correct = rollouts.correct.astype(np.float32)
     # Blocks of `groups` groups, padded to the most samples they can have, compile once.
     firsts = np.searchsorted(rollouts.owner, np.arange(0, len(rollouts.prompts), groups))
-    room = groups * config.make_rule().max_samples
+    room = groups * config.rule.max_samples
     ids = np.where(rollouts.nonfinite, -1, rollouts.owner % groups)
     blocks = [
         _block(correct[part], rollouts.lengths[part], ids[part], groups, room, r)

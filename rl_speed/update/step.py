@@ -209,7 +209,7 @@ def gradients(
     kl_in_loss = o.kl_coef > 0 and o.kl_in == "loss"
     policy_loss = functools.partial(
         objectives.policy_loss,
-        loss=functools.partial(named(o.loss, objectives.LOSSES), **o.loss_numbers()),
+        loss=o.loss,
         truncation=o.truncation,
         correction="recompute" if o.old_logprobs == "recompute" else "behaviour",
         kl_coef=o.kl_coef if kl_in_loss else 0.0,

@@ -18,6 +18,7 @@ import optax
 from lab.benchmark.decode import QWEN_1P5B
 from lab.benchmark.machine import is_cpu
 from lab.benchmark.step import clock
+from rl_speed.config import Optimizer
 from rl_speed.mesh import batch_sharding, make_mesh
 from rl_speed.policy import (
     ModelConfig,
@@ -29,7 +30,7 @@ from rl_speed.policy import (
 )
 from rl_speed.sft.data import Example, Schedule, SFTBatch, make_layout
 from rl_speed.sft.train import Pieces, make_update
-from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.optimizer import make_optimizer
 from rl_speed.update.state import state_shardings
 
 # Mean and standard deviation of the logarithm, and the extremes, of prompt and solution lengths in
@@ -124,7 +125,7 @@ def ready(
     params = jax.jit(
         lambda: init(model, jax.random.key(0)), out_shardings=param_shardings(model, mesh)
     )()
-    optimizer = make_optimizer(OptimizerConfig(), params)
+    optimizer = make_optimizer(Optimizer(learning_rate=1e-6), params)
     shardings = state_shardings(model, optimizer, mesh)
     state = [params, jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)]
     if kind == "pieces":

@@ -25,6 +25,7 @@ from rl_speed.config import Config, presets
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.policy import ModelConfig, init, num_params, param_shardings
 from rl_speed.rewards.scorer import JaxScorer, RewardScorer
+from rl_speed.sampling.rules import Speed
 from rl_speed.training import build
 from rl_speed.update.batch import build_batch
 from rl_speed.update.state import init_state, state_shardings
@@ -55,8 +56,7 @@ class Workload:
         config.data.max_prompt_length = self.prompt
         config.sampler.max_new = self.max_new
         config.sampler.slots = self.slots
-        config.rule.n = self.samples
-        config.rule.n_init = self.n_init
+        config.rule = Speed(n_init=self.n_init, n_cont=self.samples - self.n_init)
         config.driver.groups = self.groups
         config.driver.screening = "missing"
         config.driver.screen_prompts = 2 * self.groups

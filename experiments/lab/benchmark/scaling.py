@@ -16,10 +16,11 @@ import numpy as np
 
 from lab.benchmark.decode import CPU as CPU_DECODE
 from lab.benchmark.step import clock
+from rl_speed.config import Optimizer
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, decoder, init, num_params
 from rl_speed.sampling import Batch, SamplerConfig, build_contexts, build_requests, sample
-from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.optimizer import make_optimizer
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import UpdateConfig, make_update
 
@@ -114,7 +115,7 @@ def random_batch(work: Workload, room: int, rows: int) -> Batch:
 def updates(work: Workload, params: Any) -> Callable[[int, int], Callable[[], tuple[Any, int]]]:
     """(room, rows) -> a call that makes one update, and how many tokens its rows hold."""
     mesh = make_mesh()
-    optimizer = make_optimizer(OptimizerConfig(total_steps=1000), params)
+    optimizer = make_optimizer(Optimizer(learning_rate=1e-6), params)
     shardings = state_shardings(work.model, optimizer, mesh)
 
     def prepare(room: int, rows: int):

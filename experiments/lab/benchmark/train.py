@@ -12,10 +12,11 @@ import numpy as np
 from lab.benchmark.decode import CPU as CPU_DECODE
 from lab.benchmark.decode import QWEN_1P5B
 from lab.benchmark.machine import is_cpu, matmul_rate, nominal_rate, times
+from rl_speed.config import Optimizer
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, init, num_params, param_shardings
 from rl_speed.sampling import Batch
-from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.optimizer import make_optimizer
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import UpdateConfig, make_update
 
@@ -94,7 +95,7 @@ def run(work: Workload, repeats: int) -> dict[str, Any]:
     settings = UpdateConfig(groups=work.rows // 2, micro_tokens=work.micro_tokens)
     shardings = param_shardings(work.model, mesh)
     params = jax.jit(lambda key: init(work.model, key), out_shardings=shardings)(jax.random.key(0))
-    optimizer = make_optimizer(OptimizerConfig(total_steps=1000), params)
+    optimizer = make_optimizer(Optimizer(learning_rate=1e-6), params)
     state = [init_state(params, optimizer, state_shardings(work.model, optimizer, mesh))]
     del params
     update = make_update(work.model, optimizer, mesh, settings)

@@ -24,6 +24,7 @@ from rl_speed.config import Config, Data, Replay, methods
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.runtime.plotting import pyplot
 from rl_speed.runtime.signals import Stopped
+from rl_speed.sampling.rules import Allocated, Sequential
 from rl_speed.training.cache_start import write_cache
 
 # As the value of data.pass_rates: a file that the ablation makes first, one a seed, with the
@@ -147,9 +148,10 @@ def shrink(config: Config) -> None:
         export=config.logging.export,
     )
     config.sampler.max_new = most
-    config.rule.n_max = 8
-    config.rule.m = 4
-    config.rule.rounds = 2
+    if isinstance(config.rule, Allocated):
+        config.set("rule.n_max", 8)
+    if isinstance(config.rule, Sequential):
+        config.update({"rule.m": 4, "rule.rounds": 2})
     config.driver.buffer_groups = 32
     config.evaluation.samples = min(config.evaluation.samples, 4)
 

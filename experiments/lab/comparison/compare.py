@@ -14,6 +14,7 @@ import jax
 from lab.comparison import benchmarks, budgets, pass_rates, plots, runs, table
 from rl_speed.config import Config, flatten
 from rl_speed.config.methods import OfMethod, of
+from rl_speed.sampling.rules import Speed
 
 
 def made_otherwise(done: Sequence[runs.Run], of_method: OfMethod) -> list[str]:
@@ -80,11 +81,11 @@ def compare(
     by_benchmark = benchmarks.by_benchmark(done, targets) if len(sets) > 1 else {}
     rows = table.time_to_target(done, target)
     rules = {
-        v.spec: (c.rule.n_init, c.rule.n - c.rule.n_init)
+        v.spec: (c.rule.n_init, c.rule.n_cont)
         for v in variants
         if v.baseline
         for c in [v.of(of_method)]
-        if c.rule.name == "speed"
+        if isinstance(c.rule, Speed)
     }
     predicted = table.predictions(grouped, rates, rules, target) if rates is not None else []
     phase_rows = {v.label: table.phases(members, target) for v, members in grouped.items()}

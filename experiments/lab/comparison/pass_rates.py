@@ -14,6 +14,7 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import Evaluation, evaluate
 from rl_speed.runtime.metrics import read_object
 from rl_speed.runtime.progress import progress_bar
+from rl_speed.sampling.rules import Uniform, needs
 from rl_speed.training import build
 
 SPLITS = ("eval", "train")
@@ -50,8 +51,8 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
     config.data.pass_rates = ""
     config.data.keep_low = 0.0
     config.data.keep_high = 1.0
-    if config.rule.name == "adaptive_speed":
-        config.rule.name = "uniform"  # it needs a forecast's order, and no rule is asked here
+    if needs(config.rule, "forecast"):
+        config.rule = Uniform(config.group_size)  # no rule is asked here
     config.evaluation.samples = samples
     config.evaluation.temperature = config.sampler.temperature
     config.validate()

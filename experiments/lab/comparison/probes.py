@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config import Config, Estimate, Replay, RuleConfig
+from rl_speed.config import Config, Estimate, Replay
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import pass_at_k
@@ -26,6 +26,7 @@ from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.from_prefixes import right_from_prefixes
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.metrics import read_lines, write_atomically
+from rl_speed.sampling.rules import Uniform
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cache
 
@@ -118,7 +119,7 @@ def tested(config: Config, path: str, samples: int) -> Iterator[Tested]:
     c.model.path = path
     c.estimate = Estimate()
     c.replay = Replay(window="min")
-    c.rule = RuleConfig(name="uniform", n=samples)
+    c.rule = Uniform(samples)
     c.driver.screen_prompts = PROMPTS_A_CALL
     c.evaluation.samples = samples
     c.evaluation.temperature = c.sampler.temperature

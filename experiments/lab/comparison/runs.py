@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config import Config, flatten, methods
+from rl_speed.config import Config, command, flatten, methods
 from rl_speed.runtime.metrics import held_out_names, read_object, read_steps, write_atomically
 from rl_speed.runtime.signals import Stopped
-from rl_speed.runtime.workdir import read_settings, read_summary, wanted
+from rl_speed.runtime.workdir import read_settings, read_summary
 
 # What tables and pictures read of an evaluation and of a step; the rest may be missing.
 POINT = ("step", "train_s", "tokens", "optimizer_steps", "eval/accuracy")
@@ -22,7 +22,6 @@ RECORD = ("train/accuracy", "train/grad_norm", "train/informative_groups")
 # Settings that change nothing of what a comparison reads.
 ASIDE = ("logging.", "checkpoints.")
 _ADVICE = "restore it, or remove the folder to run it again"
-_BOOLS = {"true": True, "1": True, "false": False, "0": False}
 # In a run's folder: seconds of wall-clock that it took, over all its slices.
 COST_FILE = "wall_clock.json"
 
@@ -61,22 +60,15 @@ class Variant:
     def of(self, of_method: methods.OfMethod) -> Config:
         """The method's settings with the changes. Raises as `apply`."""
         config = of_method(self.method)
+        texts: dict[str, str] = {}
         for change in self.spec.split("@")[1:]:
-            path, equals, text = change.partition("=")
-            section, _, leaf = path.partition(".")
-            if not equals or not leaf or path not in flatten(config.to_dict()):
-                raise ValueError(
-                    f"{self.spec!r}: {change!r} is not section.field=value of a configuration"
-                )
-            part = getattr(config, section)
-            kind = type(getattr(part, leaf))
-            try:
-                value = _BOOLS[text.lower()] if kind is bool else kind(text)
-            except (KeyError, ValueError):
-                raise ValueError(
-                    f"{self.spec!r}: config.{path} must be {wanted(kind)}, got {text!r}"
-                ) from None
-            setattr(part, leaf, value)
+            path, equals, texts[path] = change.partition("=")
+            if not equals:
+                raise ValueError(f"{self.spec!r}: {change!r} is not section.field=value")
+        try:
+            command.override(config, texts)
+        except ValueError as error:
+            raise ValueError(f"{self.spec!r}: {error}") from None
         return config
 
 

@@ -129,7 +129,7 @@ def pass_rates(run: Run) -> list[str]:
         f"last {plural(part, 'step')}: {_thirds(counts[-part:])}."
     )
     chart, per_column = heat_map(steps, counts, "step", "pass rate on the first samples", alt)
-    n = run.setting("rule.n_init") if run.setting("rule.name") == "speed" else run.setting("rule.n")
+    n = run.setting("rule.n_init") or run.setting("rule.n")
     note = plural(counts.sum(), "prompt") + (f", {n} first samples each" if n else "")
     note += f"; a column is {plural(per_column, 'step')}." if per_column > 1 else "."
     return [card("screening", "Pass rates of screened prompts", chart, heat_legend(), note)]

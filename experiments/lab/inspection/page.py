@@ -1,7 +1,6 @@
 """The page: heading, key numbers, curves, rollouts, configuration."""
 
 import base64
-import dataclasses
 import hashlib
 from typing import Any
 
@@ -93,7 +92,6 @@ def _heading(run: Run) -> str:
         when = f"last step written {run.written}"
     device = run.summary.get("device", "not known yet")
     facts = [f"seed {_known(run, 'seed')}", steps, f"device {device}", when]
-    n_init = "rule.n_init" if run.setting("rule.name") == "speed" else ""
     settings = [
         form.format(run.setting(path))
         for path, form in (
@@ -101,7 +99,8 @@ def _heading(run: Run) -> str:
             ("data.task", "task {}"),
             ("driver.groups", "{} groups a step"),
             ("rule.n", "{} samples a group"),
-            (n_init, "the first {} for screening"),
+            ("rule.n_init", "{} samples for screening"),
+            ("rule.n_cont", "{} more if they qualify"),
             ("optimizer.learning_rate", "learning rate {}"),
         )
         if run.setting(path) is not None
@@ -235,7 +234,7 @@ def _configuration(run: Run) -> str:
     heading = '<h2 id="configuration">Configuration</h2>'
     if not run.config:
         return f'{heading}<p class="soft">Unknown: there is no config.json.</p>'
-    defaults = flatten(dataclasses.asdict(Config()))
+    defaults = flatten(Config().to_dict())
     rows = []
     for name, value in flatten(run.config).items():
         changed = name in defaults and value != defaults[name]

@@ -204,7 +204,7 @@ def summary(config: Config, pieces: PieceShape, each: Units) -> dict[str, Estima
     """
     shards = config.mesh.data * config.mesh.fsdp
     width = config.data.max_prompt_length + config.sampler.max_new
-    tokens = config.driver.groups * config.rule.n * width / shards
+    tokens = config.driver.groups * config.group_size * width / shards
     slots = max(1, config.sampler.slots // shards)
     update = each.piece.times(tokens / pieces.tokens)
     if update.compiler is not None:

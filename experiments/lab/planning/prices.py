@@ -191,7 +191,7 @@ def read_dry_run(path: Path) -> dict[str, Any]:
 
 def _contexts(config: Config) -> int:
     """Room for contexts on a shard, as `Generator` has it."""
-    return _room(config, capacities(config.make_rule(), config.driver)[0])
+    return _room(config, capacities(config.rule, config.driver)[0])
 
 
 def _room(config: Config, prompts: int) -> int:
@@ -227,7 +227,7 @@ def measured(config: Config, row: float) -> Prices:
 
 def _measure_generation(config, policy, mesh, train, stream) -> tuple[dict[str, float], Rollouts]:
     """Calls whose samples all take so many tokens: no token ends a response."""
-    rule = config.make_rule()
+    rule = config.rule
     prompts, samples = capacities(rule, config.driver)
     per_prompt = max(rule.max_samples, config.most_evaluation_samples)
     generator = Generator(
@@ -299,7 +299,7 @@ def _measure_update(config, policy, mesh, stream, row) -> dict[str, Any]:
     settings = build.update_config(config)
     step = build.build_split_step(config, policy, mesh, optimizer, settings, None)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
-    n = config.rule.n
+    n = config.group_size
     parts = config.training.minibatches
     room = config.sampler.max_new
     width = config.data.max_prompt_length + room

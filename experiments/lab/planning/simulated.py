@@ -319,7 +319,7 @@ def evaluation(config: Config, outcomes: Outcomes, held_out: Mapping[str, int]) 
         )
         for name, prompts in held_out.items()
     }
-    room = capacities(config.make_rule(), config.driver)
+    room = capacities(config.rule, config.driver)
     for requests in fill_calls(plan_requests(sets), room):
         generator.dispatch(None, requests)
     return generator.calls
@@ -333,7 +333,7 @@ def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceS
     """
     shards = config.mesh.data * config.mesh.fsdp
     parts = config.training.minibatches
-    room = -(-config.driver.groups * config.rule.n // parts // shards) * shards
+    room = -(-config.driver.groups * config.group_size // parts // shards) * shards
     found = []
     for mine in split_minibatches(owner, parts):
         lengths = np.zeros(room, np.int32)

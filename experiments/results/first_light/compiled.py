@@ -37,14 +37,14 @@ from lab.benchmark import decode, machine, train  # noqa: E402
 from lab.benchmark.sampler import list_schedule  # noqa: E402
 from lab.planning import estimates  # noqa: E402
 from rl_speed import policy, sampling  # noqa: E402
-from rl_speed.config import Config, methods, presets  # noqa: E402
+from rl_speed.config import Config, Optimizer, methods, presets  # noqa: E402
 from rl_speed.hlo import kernels  # noqa: E402
 from rl_speed.mesh import make_mesh  # noqa: E402
 from rl_speed.policy import ModelConfig, num_params  # noqa: E402
 from rl_speed.runtime.out_of_memory import abstract_state, size_text  # noqa: E402
 from rl_speed.targets import Target  # noqa: E402
 from rl_speed.training.dry_run import compiled_bytes, dry_run  # noqa: E402
-from rl_speed.update.optimizer import OptimizerConfig, make_optimizer  # noqa: E402
+from rl_speed.update.optimizer import make_optimizer  # noqa: E402
 from rl_speed.update.step import UpdateConfig, make_update  # noqa: E402
 
 # Shares of a chip's operations and bandwidth, as experiments/plan.py assumes them.
@@ -117,7 +117,7 @@ class Programs:
         work = self.update_work()
         batch = self.shapes(train.random_batch(work))
         params = self.params(work.model)
-        optimizer = make_optimizer(OptimizerConfig(total_steps=1000), params)
+        optimizer = make_optimizer(Optimizer(learning_rate=1e-6), params)
         settings = UpdateConfig(groups=work.rows // 2, micro_tokens=work.micro_tokens)
         step = make_update(work.model, optimizer, self.mesh, settings)
         state = abstract_state(work.model, params, optimizer, self.mesh)

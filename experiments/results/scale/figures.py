@@ -57,7 +57,7 @@ def found_of(c, target, row):
     """What a dry run of the mesh says of shapes; its memory is the parts' and the compiled row's
     workspace, or none is known (0)."""
     m, (shards, _) = c.mesh, room_of(c)
-    prompts = capacities(c.make_rule(), c.driver)[0]
+    prompts = capacities(c.rule, c.driver)[0]
     contexts = -(-(-(-prompts // shards) + 1) // 16) * 16
     known = {
         "weights (sharded, float32)": 4 * PARAMS // (m.fsdp * m.tensor),
@@ -68,7 +68,7 @@ def found_of(c, target, row):
         "gradients": 4 * PARAMS // (m.fsdp * m.tensor),
     }
     kernel = "cudnn" if target.chip.platform == "gpu" else "splash"
-    rows = c.driver.groups * c.rule.n // shards
+    rows = c.driver.groups * c.group_size // shards
     width = 1024 + ROOM
     shape = PieceShape.of(rows, width, c.training.micro_tokens, kernel)
     blank = {"compile_s": 0.0, "turn_down": (), "phases": None}

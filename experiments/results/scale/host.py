@@ -60,7 +60,7 @@ def config_of(model, data, fsdp, tensor, batch, hosts):
 def room_of(c):
     """(shards, requests that each has room for in a call), as `Generator` has it."""
     shards = c.mesh.data * c.mesh.fsdp
-    return shards, -(-capacities(c.make_rule(), c.driver)[1] // shards) + 2 * c.rule.n
+    return shards, -(-capacities(c.rule, c.driver)[1] // shards) + 2 * c.group_size
 
 
 def table(rows, columns):

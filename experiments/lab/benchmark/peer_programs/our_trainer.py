@@ -26,7 +26,7 @@ def settings(work: dict[str, Any], folder: Path) -> Config:
     config.data.train = str(folder / "train.jsonl")
     config.data.eval = str(folder / "eval.jsonl")
     config.data.max_prompt_length = len(work["prompts"][0])
-    config.rule.n = work["samples"]
+    config.set("rule.n", work["samples"])
     config.driver.groups = work["groups"]
     config.driver.screen_prompts = config.driver.buffer_groups = work["groups"]
     config.sampler.max_new = work["max_new"]
