@@ -19,7 +19,7 @@ Expect:  on chain, a held-out accuracy of 0.369 at the start, and then that of t
 
 NAME                   what it is, and its paper                                             120 steps               40 s
 ---------------------  --------------------------------------------------------------------  ----------------------  -----
-speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO; rule.n_init 4 of 24                         0.569
+speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO; Speed(n_init=4, n_cont=20)                         0.569
 speed_dapo             SPEED with DAPO's objective (the same paper)                                                  0.569
 speed_grpo             SPEED with GRPO's objective
 speed_dr_grpo          SPEED with Dr. GRPO's objective

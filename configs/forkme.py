@@ -15,6 +15,7 @@ Expect:  settings of a 1.5 B model on one 80 GB GPU, as in configs/gsm8k.py. --d
 """
 
 from rl_speed.config import Config, methods
+from rl_speed.sampling import Speed
 
 
 def get_config() -> Config:
@@ -70,16 +71,15 @@ def get_config() -> Config:
     config.sampler.temperature = 1.0
 
     # The method and its batch.
-    # Samples of a trained question: more see rarer successes, and cost in proportion.
-    config.rule.n = 24
-    config.driver.groups = 16  # questions of a batch, each with rule.n samples
+    config.driver.groups = 16  # questions of a batch, each with the rule's samples
     # Questions of a call at most: more where few pass screening, so that a call fills a batch.
     config.driver.screen_prompts = 64
     # Any name of rl_speed/config/methods.py; configs/embedded.py says what each of them is.
     methods.apply(config, "speed_rloo")
-    # Samples that screen a question: with more, fewer useful ones are missed, and hopeless
-    # ones cost more.
-    config.rule.n_init = 4
+    # n_init samples screen a question: with more, fewer useful ones are missed, and hopeless ones
+    # cost more. n_cont follow if some are right and some wrong: more see rarer successes, and cost
+    # in proportion. Other rules: rl_speed/sampling/rules.py.
+    config.rule = Speed(n_init=4, n_cont=20)
 
     # The update.
     # What papers use for models of billions of weights; small models bear more.

@@ -86,23 +86,25 @@ class Choice:
     make: Callable[[Any, Any], Any]
     change: Callable[..., Any] = dataclasses.replace
 
-    def of_word(self, word: str, present: Any) -> Any:
+    def of_word(self, field: str, word: str, present: Any) -> Any:
         """The object that `word` names, or "module:name" of the user's; `present` if it is one.
 
-        Raises ValueError: there is no such word, or the user's object cannot be made.
+        Raises ValueError that begins with the field: there is no such word, or the user's object
+        cannot be made.
         """
         if word not in self.table and not is_function(word):
             raise ValueError(
-                f"must be one of {', '.join(self.table)}, or one of yours, 'module:name'; got "
-                f"{word!r}"
+                f"{field} must be one of {', '.join(self.table)}, or one of yours, 'module:name'; "
+                f"got {word!r}"
             )
-        kind = named(word, self.table)
-        if self.word_of(present) == word:
-            return present
         try:
+            kind = named(word, self.table)
+            if self.word_of(present) == word:
+                return present
             return self.make(kind, present)
         except Exception as error:  # a function of the user's own may raise anything
-            raise ValueError(f"{word} cannot be made: {type(error).__name__}: {error}") from error
+            said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"{field}={word!r}: {said}") from error
 
     def word_of(self, value: Any) -> str:
         """The word that names this object: of `table`, or "module:name"."""

@@ -7,18 +7,21 @@ import sys
 
 import pytest
 from absl import flags
-from ml_collections import config_flags
 
-from rl_speed.config import Config, methods, presets
+from rl_speed.config import Config, Driver, Model, Objective, Optimizer, methods, presets
 from rl_speed.config.command import (
+    ConfigFlag,
     check_config_file,
-    check_overrides,
     find_config,
     load_config_file,
     of_method,
+    override,
+    split_overrides,
     with_config_path,
 )
+from rl_speed.objectives import Gspo, Pg, Ppo
 from rl_speed.runtime import entry
+from rl_speed.sampling import Speed, Uniform
 
 
 @pytest.mark.parametrize(
@@ -41,34 +44,52 @@ from rl_speed.runtime import entry
             ["--config.driver.prefetch=maybe"],
             "config.driver.prefetch must be true or false, got 'maybe'",
         ),
-        (["--noconfig.rule.n"], "config.rule.n is not a switch but an integer"),
+        (["--noconfig.rule.n"], "config.rule.n is not a switch; write --config.rule.n=VALUE"),
+        (["--config.rule=bnad"], "config.rule must be one of uniform, dynamic, dapo, band, "),
+        (["--config.rule=nowhere:Rule"], "'nowhere:Rule' cannot be used: ModuleNotFoundError"),
+        (["--config.rule.n_init=1"], "config.rule: .* can accept no prompt"),
+        (["--config.objective.loss.clip_high=1"], "there is no config.objective.loss.clip_high"),
     ],
 )
 def test_impossible_overrides_are_explained(arguments, message):
-    (problem,) = check_overrides(["--workdir=x", *arguments])
-    assert message in problem
+    with pytest.raises(ValueError, match=message):
+        override(Config(), split_overrides(["--workdir=x", *arguments])[1])
 
 
-def test_possible_overrides_pass():
-    assert (
-        check_overrides(
-            [
-                "--config=configs/a.py",
-                "--config.rule.n",
-                "6",
-                "--config.model.remat",
-                "--noconfig.driver.prefetch",
-                "-config.optimizer.learning_rate=3e-4",
-                "--config.model.path=/some/where",
-                "--other=1",
-                "word",
-                "--config.seed=0x10",
-                "--",
-                "--config.nothing=1",
-            ]
-        )
-        == []
+def test_possible_overrides_are_read():
+    rest, texts = split_overrides(
+        [
+            "--config=configs/a.py",
+            "--config.rule.n",
+            "6",
+            "--config.model.remat",
+            "--noconfig.driver.prefetch",
+            "-config.optimizer.learning_rate=3e-4",
+            "--config.driver.max_age",
+            "-1",
+            "--config.model.path=/some/where",
+            "--other=1",
+            "word",
+            "--config.seed=0x10",
+            "--config.objective.loss=ppo",
+            "--config.objective.loss.clip_high=0.28",
+            "--config.seed=0x11",
+            "--",
+            "--config.nothing=1",
+        ]
     )
+    assert rest == ["--config=configs/a.py", "--other=1", "word", "--", "--config.nothing=1"]
+    config = Config()
+    values = override(config, texts)
+    assert config == Config(
+        seed=17,
+        rule=Speed(4, 2),
+        model=Model(remat=True, path="/some/where"),
+        driver=Driver(prefetch=False, max_age=-1),
+        optimizer=Optimizer(learning_rate=3e-4),
+        objective=Objective(loss=Ppo(clip_high=0.28)),
+    )
+    assert values["seed"] == 17 and values["objective.loss"] == "ppo"
 
 
 @pytest.mark.parametrize(
@@ -128,21 +149,23 @@ def test_a_configuration_that_is_nowhere(tmp_path, monkeypatch, value, message):
 
 
 def test_every_problem_is_told_at_once():
-    assert len(check_overrides(["--config.a=1", "--config.rule.n=x", "--config.b.c=2"])) == 3
+    with pytest.raises(ValueError) as error:
+        override(Config(), {"a": "1", "rule.n": "x", "b.c": "2"})
+    assert len(str(error.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize(
     "change,message",
     [
-        (lambda c: setattr(c.rule, "n", "24"), "config.rule.n must be int, got '24'"),
+        (lambda c: setattr(c.driver, "groups", "24"), "config.driver.groups must be int, got '24'"),
         (lambda c: setattr(c.model, "remat", 1), "config.model.remat must be bool, got 1"),
         (
             lambda c: setattr(c.training, "steps", 10.0),
             "config.training.steps must be int, got 10.0",
         ),
         (
-            lambda c: setattr(c.rule, "n_inti", 4),
-            "there is no config.rule.n_inti; nearest: config.rule.n_init",
+            lambda c: setattr(c.driver, "grups", 4),
+            "there is no config.driver.grups; nearest: config.driver.groups",
         ),
         (lambda c: setattr(c, "stepps", 4), "there is no config.stepps"),
     ],
@@ -169,8 +192,7 @@ def test_train_refuses_before_it_builds(launch, tmp_path):
     )
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert done.stderr.strip().splitlines()[-1] == (
-        "error: --config.rule.n_inti: there is no config.rule.n_inti; nearest: "
-        "config.rule.n_init, config.rule.n_min"
+        "error: --config.rule.n_inti: there is no config.rule.n_inti; nearest: config.rule.n_init"
     )
 
 
@@ -185,9 +207,10 @@ def settings_of_methods(repo, *arguments):
     """`of_method` for these arguments, the first of which is "FILE:VARIANT" in configs/."""
     values = flags.FlagValues()
     first, *others = arguments
-    written = ["compare.py", f"--config={repo / 'configs' / first}", *others]
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=written)
-    values(written)
+    flag = ConfigFlag("The experiment.")
+    rest, flag.overrides = split_overrides([f"--config={repo / 'configs' / first}", *others])
+    flags.DEFINE_flag(flag, values)
+    values(["compare.py", *rest])
     return of_method(values=values), values["config"].value
 
 
@@ -216,20 +239,20 @@ def test_a_compared_method_is_the_presets_own(repo, file, variant, words):
 
 def test_overrides_are_of_all_methods_but_what_makes_them(repo):
     """With groups of its own size a method still trains on a batch of the size that was given."""
-    written = {
-        "training.steps": 5,
-        "rule.n": 12,
-        "driver.groups": 20,
-        "objective.clip_high": 0.5,
-        "driver.prefetch": False,
-    }
+    written = {"training.steps": 5, "rule.n": 12, "driver.groups": 20, "driver.prefetch": False}
     of, base = settings_of_methods(
         repo, "embedded.py", *(f"--config.{name}={value}" for name, value in written.items())
     )
     for name in methods.METHODS:
         assert of(name) == methods.of(base)(name), name
     assert of("ada_seq_pos").rule.n == 4 and of("ada_seq_pos").driver.groups == 60
-    assert of("rloo").objective.clip_high == 0.5 and of("dapo").objective.clip_high == 0.28
+    assert of("speed_rloo").rule == Speed(n_init=4, n_cont=8)
+    of, _ = settings_of_methods(
+        repo, "embedded.py", "--config.objective.loss=ppo", "--config.objective.loss.clip_high=0.5"
+    )
+    assert of("rloo").objective.loss == Pg() and of("dapo").objective.loss.clip_high == 0.28
+    of, _ = settings_of_methods(repo, "embedded.py", "--config.rule.n_init=6")
+    assert of("speed_dapo").rule == Speed(n_init=6, n_cont=18) and of("rloo").rule == Uniform(24)
 
 
 def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
@@ -241,7 +264,7 @@ def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
     assert plain.objective.advantage == screened.objective.advantage == "grpo"
     assert of("band_grpo").driver == of("rloo").driver
     of, _ = settings_of_methods(repo, "rpo_deepseek_r1_distill_qwen_1p5b.py")
-    assert (of("gspo").replay.window, of("gspo").objective.loss) == ("none", "gspo")
+    assert (of("gspo").replay.window, of("gspo").objective.loss) == ("none", Gspo())
     # Of a preset without methods among its words: its own, with the method's fields.
     of, base = settings_of_methods(repo, "band_qwen2p5_3b.py:30-70")
     assert of("grpo") == methods.of(base)("grpo") and of("grpo") != base

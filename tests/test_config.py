@@ -8,11 +8,12 @@ import math
 import pytest
 
 from lab.comparison.runs import Variant
-from rl_speed.config import Config, flatten, methods, presets
+from rl_speed.config import Config, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
-from rl_speed.sampling.rules import count_bounds
+from rl_speed.objectives import Ppo
+from rl_speed.sampling.rules import Band, Dynamic, Speed, Uniform, count_bounds
 from rl_speed.sft.config import SFTConfig
 
 
@@ -20,21 +21,22 @@ from rl_speed.sft.config import SFTConfig
     "path,value,message",
     [
         (
-            "rule.name",
+            "rule",
             "sped",
             (
-                "config.rule.name must be one of uniform, dynamic, band, speed, adaptive_speed, "
-                "sequential, allocated, or a function of yours, 'module:function'; got 'sped'"
+                "config.rule must be one of uniform, dynamic, dapo, band, speed, adaptive_speed, "
+                "sequential, allocated, or one of yours, 'module:name'; got 'sped'"
             ),
         ),
-        ("rule.n_init", 1, "can accept no prompt"),
-        ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
+        ("rule.n_init", 1, "config.rule: .* can accept no prompt"),
+        ("rule.n_init", 30, "config.rule: n_init must be between 1 and n .24.; got 30"),
+        ("rule.metric", "reward", "config.rule: .* unexpected keyword argument 'metric'"),
+        ("objective.loss", "ppoo", "config.objective.loss must be one of pg, ppo, .*; got 'ppoo'"),
         ("sampler.temperature", 1e-3, "config.sampler.temperature must be 0.01 or more"),
         ("sampler.temperature", -1.0, "config.sampler.temperature must be 0.01 or more"),
         ("sampler.top_p", 0.9, "cut the distribution that training samples from"),
         ("driver.buffer_groups", 4, "config.driver.buffer_groups"),
         ("training.minibatches", 5, "config.training.minibatches .5. must divide the 384 samples"),
-        ("rule.inclusive", "left", "config.rule.inclusive must be one of both, low, high, neither"),
         (
             "mesh.data",
             5,
@@ -51,39 +53,68 @@ from rl_speed.sft.config import SFTConfig
 )
 def test_impossible_settings_name_the_field(path, value, message):
     config = Config()
-    section, leaf = path.split(".")
-    setattr(getattr(config, section), leaf, value)
     with pytest.raises(ValueError, match=message):
+        config.set(path, value)
         config.validate()
+
+
+def test_a_word_in_place_of_an_object_is_refused():
+    config = Config()
+    config.rule = "band"
+    with pytest.raises(ValueError, match="config.rule must be an object, such as Speed.*'band'"):
+        config.validate()
+    config.rule = Band(n=8, low=0.1)
+    assert config.validate().group_size == 8
+    with pytest.raises(ValueError, match="config.rule: Band.inclusive must be one of both, low, "):
+        config.set("rule.inclusive", "left")
+
+
+def test_a_rule_is_chosen_by_its_word_and_keeps_the_samples_of_a_group():
+    config = Config()
+    config.update({"rule.high": 0.6, "rule": "band", "rule.low": 0.4})
+    assert config.rule == Band(n=24, low=0.4, high=0.6)
+    config.set("rule", "speed")
+    assert config.rule == Speed(n_init=4, n_cont=20)
+    config.set("rule.n_init", 8)  # of the same group
+    assert config.rule == Speed(n_init=8, n_cont=16)
+    config.update({"rule.n": 12, "rule.n_init": 6})
+    assert config.rule == Speed(n_init=6, n_cont=6)
+    config.update({"rule.n_init": 6, "rule.n_cont": 20})
+    assert config.rule == Speed(n_init=6, n_cont=20) and config.group_size == 26
+    config.set("rule.name", "dapo")
+    assert config.rule == Dynamic(26)
+    assert dotted.from_dict(Config(), config.to_dict()) == config
 
 
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
 def test_no_field_takes_a_number_that_is_not_finite(value):
     for made in (Config, SFTConfig):
-        floats = [k for k, v in flatten(dataclasses.asdict(made())).items() if type(v) is float]
+        floats = [k for k, v in dotted.leaves(made()) if type(v) is float]
         assert floats
         for name in floats:
-            config = made()
-            section, leaf = name.split(".")
-            setattr(getattr(config, section), leaf, value)
-            if name in ("rule.low", "rule.high") and not math.isnan(value):
+            if name in ("rule.low", "rule.high"):
                 continue  # see the test below
+            config = made()
+            dotted.update(config, {name: value})
             with pytest.raises(ValueError, match=f"config.{name} must be a finite number, got"):
                 config.validate()
 
 
 def test_infinite_thresholds_accept_every_group():
     config = Config()
-    config.rule.low, config.rule.high = -math.inf, math.inf
-    rule = config.validate().make_rule()
+    config.update({"rule.low": -math.inf, "rule.high": math.inf})
+    rule = config.validate().rule
     assert count_bounds(rule.low, rule.high, 4) == (0, 4)
+    with pytest.raises(ValueError, match="config.rule"):
+        config.set("rule.low", math.nan)
+        config.validate()
 
 
 def test_the_numbers_of_a_loss_are_finite():
     config = Config()
-    config.objective.loss_settings = "tau=inf"
-    with pytest.raises(ValueError, match="'tau=inf' must be a finite number"):
-        config.objective.loss_numbers()
+    config.objective.loss = Ppo(clip_high=math.inf)
+    with pytest.raises(ValueError, match="config.objective.loss.clip_high must be a finite number"):
+        config.validate()
 
 
 @pytest.mark.parametrize(
@@ -180,9 +211,8 @@ def test_a_forecast_is_of_groups():
     config.data.order = "forecast"
     config.data.train_prompts = 64
     config.validate()
-    config.rule.name = "uniform"
-    config.rule.n = 1
-    with pytest.raises(ValueError, match="rule.n must be at least 2 for config.data.order='forec"):
+    config.rule = Uniform(1)
+    with pytest.raises(ValueError, match="order='forecast' needs groups of at least 2 samples"):
         config.validate()
 
 
@@ -316,7 +346,7 @@ SOURCES = [
         (
             presets.speed,
             f"{method},deepscaler",
-            {"objective.clip_low": 0.2, "objective.clip_high": 0.28},
+            {"objective.loss": Ppo(clip_low=0.2, clip_high=0.28)},
             "Zhang et al., section 5.1",
         )
         for method in ("speed_dapo", "dapo")
@@ -339,9 +369,7 @@ SOURCES = [
             "data.max_prompt_length": 1024,
             "sampler.max_new": 3072,
             "sampler.temperature": 1.0,
-            "objective.loss": "ppo",
-            "objective.clip_high": 0.2,
-            "objective.dual_clip": 10.0,
+            "objective.loss": Ppo(clip_low=0.2, clip_high=0.2, dual_clip=10.0),
             "objective.old_logprobs": "recompute",
             "training.minibatches": 6,
         },
@@ -350,7 +378,7 @@ SOURCES = [
     (
         presets.speed,
         "released,rloo",
-        {"training.minibatches": 1, "objective.loss": "ppo"},
+        {"training.minibatches": 1, "objective.loss": Ppo(dual_clip=10.0)},
         "run_rloo_7b.sh",
     ),
     (
@@ -404,7 +432,7 @@ SOURCES = [
             ("40-60", 0.4, 0.6, "neither"),
         )
     ),
-    (presets.band, "plain", {"rule.name": "uniform"}, "Bae et al., Table 1"),
+    (presets.band, "plain", {"rule": Uniform(16)}, "Bae et al., Table 1"),
     *(
         (
             presets.band,
@@ -428,8 +456,7 @@ SOURCES = [
             "optimizer.warmup_steps": 10,
             "objective.entropy_coef": 1e-4,
             "objective.kl_coef": 0.0,
-            "objective.clip_low": 0.2,
-            "objective.clip_high": 0.28,
+            "objective.loss": Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0),
             "training.steps": 600,
             "rule.n": 4,
             "evaluation.samples": 32,
@@ -447,7 +474,7 @@ SOURCES = [
             "optimizer.weight_decay": 0.0,
             "training.minibatches": 4,
             "training.steps": 400,
-            "objective.dual_clip": 10.0,
+            "objective.loss.dual_clip": 10.0,
             "objective.entropy_coef": 0.0,
             "objective.aggregation": "token_mean",
             "objective.weight": "none",
@@ -589,7 +616,7 @@ def test_methods_that_differ_in_sampling_have_the_same_loss(repo):
         weighted = method.startswith("ada_est") or method.endswith("_paper")
         assert differ - loss and loss <= set(OF_THE_METHOD if weighted else ()), method
     left = set(methods.METHODS) - set(methods.BASELINES)
-    assert all(methods.METHODS[method]["rule.name"] == "uniform" for method in left)
+    assert all(methods.METHODS[method]["rule"] is Uniform for method in left)
 
 
 def test_variants_change_fields_and_name_mistakes():
@@ -600,5 +627,5 @@ def test_variants_change_fields_and_name_mistakes():
         and config.logging.progress is False
     )
     assert Variant("speed_rloo@rule.n_init=6").label == "speed_rloo n_init=6"
-    with pytest.raises(ValueError, match="'rule.ninit=6' is not section.field=value"):
+    with pytest.raises(ValueError, match="no config.rule.ninit; nearest: config.rule.n_init"):
         Variant("speed_rloo@rule.ninit=6").apply(Config())

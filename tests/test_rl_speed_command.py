@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from rl_speed import shipped
-from rl_speed.config import Config, describe, flatten, presets
-from rl_speed.config.command import field_types, in_words_of_program
+from rl_speed.config import Config, describe, dotted, flatten, presets
+from rl_speed.config.command import in_words_of_program
 from rl_speed.evaluation.settings import FIELDS
 from rl_speed.sft.config import SFTConfig
 
@@ -55,15 +55,16 @@ def test_help_outside_the_root(repo, tmp_path):
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert "rl-speed sft --config=sft:files" in done.stdout
     assert "experiments/" not in done.stdout.partition("Flags:")[0]
-    for name in field_types(SFTConfig):
+    for name, _ in dotted.leaves(SFTConfig()):
         assert f"  --config.{name}=" in done.stdout
 
 
 def test_help_shows_the_given_configuration_and_its_defaults(launch):
     done = launch("experiments/train.py", "--help", "--config=configs/embedded.py:dapo")
     assert done.returncode == 0 and "python experiments/train.py --config=embedded" in done.stdout
-    assert "  --config.rule.name=dynamic  (one of: uniform, dynamic, " in done.stdout
-    assert "or module:function; default: speed)" in done.stdout
+    assert "  --config.rule=dynamic  (one of: uniform, dynamic, " in done.stdout
+    assert "allocated; or module:name; default: speed)" in done.stdout
+    assert "  --config.rule.n=24  (integer)\n      samples of a group" in done.stdout
     assert (
         "  --config.driver.groups=16  (integer)\n      complete groups a training step takes"
         in (done.stdout)
@@ -82,7 +83,8 @@ def test_help_of_a_command_without_settings(launch):
 def test_every_field_is_described(kind):
     text = describe.fields_text(kind())
     names = [line.split("=")[0].strip() for line in text.splitlines() if "  --config." in line]
-    assert sorted(names) == sorted(f"--config.{name}" for name in field_types(kind))
+    fields = [*dotted.choices(kind()), *(name for name, _ in dotted.leaves(kind()))]
+    assert sorted(names) == sorted(f"--config.{name}" for name in fields)
 
 
 def test_comments_of_fields():
@@ -119,11 +121,17 @@ def test_settings_printed_are_a_file_of_flags(launch, tmp_path):
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     assert "--config=embedded.py:dapo" in lines and "--config.data.prompt={question}=" in lines
-    at = lines.index("--config.rule.n=8")
-    assert lines[at - 1] == "# default: 24"
+    at = lines.index("--config.rule=dynamic")
+    assert lines[at - 1 : at + 2] == [
+        "# default: 'speed'",
+        "--config.rule=dynamic",
+        "--config.rule.n=8",
+    ]
     config = presets.embedded("dapo", "chain")
-    config.rule.n = 8
-    values = flatten(dataclasses.asdict(config.validate()))
+    config.set("rule.n", 8)
+    values = {
+        name.removesuffix(".name"): v for name, v in flatten(config.validate().to_dict()).items()
+    }
     fields = dict(
         line.removeprefix("--config.").split("=", 1)
         for line in lines
@@ -138,14 +146,14 @@ def test_settings_printed_are_a_file_of_flags(launch, tmp_path):
     flags.write_text(first.stdout)
     again = launch("experiments/train.py", f"--flagfile={flags}", "--print_config")
     assert again.returncode == 0 and again.stdout == first.stdout
-    flags.write_text(first.stdout.replace("rule.n_init", "rule.n_inti"))
+    flags.write_text(first.stdout.replace("rule.metric", "rule.metrik"))
     wrong = launch("experiments/train.py", f"--flagfile={flags}", "--print_config")
-    assert wrong.returncode == 2 and "nearest: config.rule.n_init" in wrong.stderr
+    assert wrong.returncode == 2 and "nearest: config.rule.metric" in wrong.stderr
 
 
 def test_settings_that_cannot_be_are_refused_where_they_are_printed(launch):
     done = launch(MAIN, "print-config", "--config=embedded", "--config.rule.n_init=99")
-    assert done.returncode == 2 and "config.rule.n_init must be between" in done.stderr
+    assert done.returncode == 2 and "config.rule: n_init must be between" in done.stderr
     done = launch(MAIN, "print-config", "--config=sft")
     assert done.returncode == 2 and "these are settings of another command" in done.stderr
 

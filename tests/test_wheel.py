@@ -108,8 +108,8 @@ def test_it_trains_in_an_empty_folder(installed, tmp_path):
 def test_mypy_finds_its_types(installed, tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "mine.py").write_text(
-        "from rl_speed.config import Config\nreveal_type(Config().rule.n)\n"
-        "Config().rule.n = 'many'\n"
+        "from rl_speed.config import Config\nreveal_type(Config().driver.groups)\n"
+        "Config().driver.groups = 'many'\n"
     )
     mypy = (sys.executable, "-m", "mypy", "--python-executable", installed / "python")
     done = run(*mypy, "mine.py", cwd=tmp_path)

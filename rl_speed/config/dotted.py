@@ -98,15 +98,9 @@ def update(config: Any, values: Mapping[str, Any]) -> None:
             groups.setdefault(section, {})[leaf] = value
             continue
         holder = get(config, section) if section else config
-        try:
-            made = (
-                known[path].of_word(value, getattr(holder, leaf))
-                if isinstance(value, str)
-                else value
-            )
-        except ValueError as error:
-            raise ValueError(f"config.{path} {error}") from None
-        setattr(holder, leaf, made)
+        if isinstance(value, str):
+            value = known[path].of_word(f"config.{path}", value, getattr(holder, leaf))
+        setattr(holder, leaf, value)
     for section, fields in groups.items():
         holder = get(config, section) if section else config
         if section not in known:

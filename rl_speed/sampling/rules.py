@@ -16,6 +16,7 @@ as minimum. A rule may also have `n`, the samples of a group that are trained on
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -509,10 +510,8 @@ def sized(kind: Callable[..., Rule], n: int) -> Rule:
         return Speed(n_init=min(4, n), n_cont=max(0, n - 4))
     if kind is Allocated:
         return Allocated(n_max=4 * n, n=n)
-    try:
-        return kind(n=n)
-    except TypeError:  # it has no n
-        return kind()
+    takes = inspect.signature(kind).parameters
+    return kind(n=n) if "n" in takes else kind()
 
 
 def changed(rule: Rule, **fields: Any) -> Rule:

@@ -184,7 +184,7 @@ def test_cispo_gradient_leaves_no_token_out():
 @pytest.mark.parametrize(
     "loss, message",
     [
-        (lambda tokens, strength: (tokens.logprobs, {}), "behind a \\* the numbers"),
+        (lambda tokens, strength: (tokens.logprobs, {}), "TypeError: .*'strength'"),
         (lambda tokens: tokens.logprobs, "returns .loss per token"),
         (
             lambda tokens: (tokens.logprobs.sum(), {}),
@@ -203,7 +203,7 @@ def test_cispo_gradient_leaves_no_token_out():
 )
 def test_losses_that_are_none_are_refused(loss, message):
     with pytest.raises(ValueError, match=message):
-        objectives.check_loss(loss, {})
+        objectives.check_loss(loss)
 
 
 def test_settings_that_no_loss_takes_are_refused():

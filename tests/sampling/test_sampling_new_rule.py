@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed import config as configs
-from rl_speed.config import methods
+from rl_speed.config import Config, dotted, methods
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import COMPLETE, REJECTED, Counts, sample_adaptive
+from rl_speed.sampling.rules import RULES
 from rl_speed.training.loop import Trainer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "training")]
@@ -32,14 +32,14 @@ def rule_class(repo):
     text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
     assert len(block.splitlines()) < 40
-    rules = dict(configs.RULES)
+    rules = dict(RULES)
     known = dict(methods.METHODS)
     names = {"__name__": "new_rule"}
     exec(compile(block, "rl_speed/sampling/README.md", "exec"), names)
-    added = set(configs.RULES) - set(rules), set(methods.METHODS) - set(known)
+    added = set(RULES) - set(rules), set(methods.METHODS) - set(known)
     assert added == ({"doubt"}, {"doubt_rloo"})
     yield names["Doubt"]
-    for table, before in ((configs.RULES, rules), (methods.METHODS, known)):
+    for table, before in ((RULES, rules), (methods.METHODS, known)):
         table.clear()
         table.update(before)
 
@@ -120,7 +120,7 @@ def test_rule_on_the_host(rule_class):
 
 def test_method_trains(rule_class, tmp_path):
     config = tiny(embedded("doubt_rloo"), 2, slots=16, prefill=4, train_prompts=48, eval_prompts=4)
-    assert config.validate().make_rule() == rule_class(8, 4, 0.2, 0.8)
+    assert config.validate().rule == rule_class(8, 4, 0.2, 0.8)
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
     assert [r["train/groups"] for r in records] == [4, 4] and all(
@@ -138,28 +138,34 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     config = embedded("rloo")
-    config.rule.name = "my_rules:doubt"
-    config.rule.m = 4
-    config.rule.low = 0.2
-    config.rule.high = 0.8
-    rule = config.validate().make_rule()
-    assert (type(rule).__name__, rule.n, rule.m) == ("Doubt", 24, 4)
-    config.rule.name = "my_rules:doubts"
-    with pytest.raises(
-        ValueError,
-        match="config.rule.name='my_rules:doubts': the function 'my_rules:doubts' cannot be used",
-    ):
-        config.validate()
-    (tmp_path / "greedy_rules.py").write_text(
-        "from my_rules import Doubt\nrule = lambda c: Doubt(2 * c.n, c.m, c.low, c.high)\n"
+    config.update({"rule": "my_rules:Doubt", "rule.m": 8, "rule.low": 0.3})
+    rule = config.validate().rule
+    assert (type(rule).__name__, rule.n, rule.m, rule.low) == ("Doubt", 24, 8, 0.3)
+    assert dotted.from_dict(Config(), config.to_dict()).rule == rule
+    with pytest.raises(ValueError, match="config.rule='my_rules:Doubts': the function .* cannot"):
+        config.set("rule", "my_rules:Doubts")
+    (tmp_path / "other_rules.py").write_text(
+        "import dataclasses\n"
+        "from my_rules import Doubt\n"
+        "greedy = lambda: Doubt(48)\n"
+        "class Greedy(Doubt):\n"
+        "    max_samples = 48\n"
+        "class Choosy(Doubt):\n"
+        "    def check(self, config):\n"
+        "        raise ValueError('config.driver.groups must be prime')\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class Bare:\n"
+        "    n: int\n"
+        "    m: int\n"
     )
-    config.rule.name = "my_rules:Doubt"  # takes numbers, not the section
-    with pytest.raises(
-        ValueError, match="config.rule.name='my_rules:Doubt': it raised TypeError: .*missing"
+    config.set("rule", "other_rules:greedy")  # a function
+    assert config.validate().group_size == 48
+    config.set("rule.n", 24)
+    for word, message in (
+        ("Greedy", "a prompt may get 48 samples, and a batch has rows for 24 .rule.n."),
+        ("Choosy", "config.driver.groups must be prime"),
+        ("Bare", "config.rule='other_rules:Bare': TypeError: .*missing.*'m'"),
     ):
-        config.validate()
-    config.rule.name = "greedy_rules:rule"
-    with pytest.raises(
-        ValueError, match="a prompt may get 48 samples, and a batch has rows for config.rule.n .24."
-    ):
-        config.validate()
+        with pytest.raises(ValueError, match=message):
+            config.set("rule", f"other_rules:{word}")
+            config.validate()

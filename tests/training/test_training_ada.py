@@ -4,10 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from rl_speed.config import Objective
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.objectives import balanced_downsample
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.sampling.rules import Sequential
 from rl_speed.training import build
 from rl_speed.training.loop import Trainer
 from rl_speed.update.batch import build_batch
@@ -24,7 +26,7 @@ def small(method, where="host", steps=4, **mesh):
         config,
         steps,
         groups=8,
-        samples=config.rule.n,
+        samples=config.group_size,
         screen=8,
         slots=32,
         prefill=4,
@@ -33,8 +35,8 @@ def small(method, where="host", steps=4, **mesh):
     )
     config.driver.where = where
     config.driver.buffer_groups = 16
-    config.rule.m = 4
-    config.rule.rounds = 3
+    if isinstance(config.rule, Sequential):
+        config.update({"rule.m": 4, "rule.rounds": 3})
     # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger.
     config.optimizer.eps = 1e-3
     for axis, size in mesh.items():
@@ -64,7 +66,7 @@ def advantages_by_hand(group, config):
     else:
         rows = (
             kept_by_hand(group, config.rule.n)
-            if config.rule.name == "sequential"
+            if isinstance(config.rule, Sequential)
             else range(len(group))
         )
         value = [float(group.rewards[r]) - float(group.rewards.mean()) for r in rows]
@@ -158,9 +160,11 @@ def test_fused_step_is_the_host_path(method, mesh):
             np.testing.assert_array_equal(g.correct, host[g.prompt.visit].correct)
             np.testing.assert_array_equal(g.estimates, host[g.prompt.visit].estimates)
     chosen = (
-        [g.take(kept_by_hand(g, 4)) for g in groups] if config.rule.name == "sequential" else groups
+        [g.take(kept_by_hand(g, 4)) for g in groups]
+        if isinstance(config.rule, Sequential)
+        else groups
     )
-    rows = config.driver.groups * config.rule.n
+    rows = config.driver.groups * config.group_size
     batch = build_batch(
         Rollouts.concat(chosen), rows, config.data.max_prompt_length + config.sampler.max_new
     )
@@ -232,7 +236,7 @@ def test_lots_are_not_drawn_with_the_random_numbers_of_the_samples():
     correct = np.random.default_rng(0).integers(0, 2, 48).astype(bool)
     visits = np.arange(6) + 40
     kept, _ = choose(
-        PoolConfig(keep=4, order="random"),
+        PoolConfig(keep=4, objective=Objective(downsample_order="random")),
         correct.astype(np.float32),
         correct,
         ids,
@@ -271,7 +275,7 @@ def test_an_only_sample_is_measured_against_history():
         (
             "estimate.kind",
             "none",
-            "config.rule.name='allocated' needs config.estimate.kind to be 'ema' or 'value'",
+            "config.rule='allocated' needs config.estimate.kind to be 'ema' or 'value'",
         ),
         (
             "objective.advantage",
@@ -281,21 +285,13 @@ def test_an_only_sample_is_measured_against_history():
                 "config.objective.advantage to be one of pool"
             ),
         ),
-        (
-            "rule.n_min",
-            9,
-            (
-                "config.rule.n .8, the average. must lie between config.rule.n_min .9. and "
-                "config.rule.n_max .32."
-            ),
-        ),
+        ("rule.n_min", 9, "Allocated.n .8, the average. must lie between n_min .9. and n_max .32."),
         ("driver.screening", "fixed", "config.driver.screening='missing'"),
         ("estimate.decay", 0.0, "config.estimate.decay must be in .0, 1."),
     ],
 )
 def test_impossible_settings_name_the_field(path, value, message):
     config = small("ada_est_ema")
-    section, leaf = path.split(".")
-    setattr(getattr(config, section), leaf, value)
     with pytest.raises(ValueError, match=message):
+        config.set(path, value)
         config.validate()

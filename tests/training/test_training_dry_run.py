@@ -62,7 +62,7 @@ def hundred_million(folder):
     config.data.max_prompt_length = 64
     config.sampler.max_new = 64
     config.driver.groups = 4
-    config.rule.n = 8
+    config.set("rule.n", 8)
     config.training.micro_tokens = 1024
     config.sampler.slots = 16
     config.driver.screen_prompts = 8
@@ -85,7 +85,7 @@ def real_update_bytes(config, weights=True):
     optimizer = build.build_optimizer(config, policy.params)
     settings = build.update_config(config)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
-    rows = config.driver.groups * config.rule.n
+    rows = config.driver.groups * config.group_size
     width = config.data.max_prompt_length + config.sampler.max_new
     batch = Batch(
         np.zeros((rows, width), np.int32),
@@ -108,7 +108,7 @@ def test_padding_of_full_rows_is_what_does_not_divide():
     config = small_run()
     report = dry_run(config)
     width = config.data.max_prompt_length + config.sampler.max_new
-    rows = config.driver.groups * config.rule.n
+    rows = config.driver.groups * config.group_size
     tokens = report.pieces.tokens
     assert report.padding["every response has full length"] == pytest.approx(
         -(-rows // (tokens // width)) * tokens / (rows * width)

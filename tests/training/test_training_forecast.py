@@ -46,7 +46,7 @@ def run(request, tmp_path_factory):
         screening = Forecast.screening
 
         def mixed(self, index=slice(None)):
-            n_init = np.resize([2, 4, config.rule.n], len(self))[index]
+            n_init = np.resize([2, 4, config.group_size], len(self))[index]
             return n_init, screening(self, index)[1]
 
         patch.setattr(Forecast, "update", noted)
@@ -63,7 +63,7 @@ def test_every_visit_is_told_with_its_counts_and_lengths(run):
     held = counts.screened - counts.rejected - counts.completed
     assert len(index) == counts.screened - held > 15
     # Some were screened with 2, some with 4, and some were not.
-    whole = total == config.rule.n
+    whole = total == config.group_size
     assert set(total[~whole].tolist()) <= {2.0, 4.0} and np.any(~whole)
     unscreened = index % 3 == 2
     assert np.any(unscreened) and np.all(whole[unscreened])

@@ -77,7 +77,7 @@ def host_groups(config):
     generator, _, _ = build.build_generators(config, policy, mesh)
     scorer = build.build_scorer(config, policy, config.sampler.max_new)
     driver = HostDriver(
-        config.make_rule(),
+        config.rule,
         stream,
         generator,
         scorer,
@@ -251,14 +251,19 @@ def test_candidates_that_run_out_leave_a_short_batch():
         ("objective.kl_coef", 0.1, "no reference policy"),
         ("reward.overlong_buffer", 4, "rewards are the verifier's alone"),
         ("objective.old_logprobs", "recompute", "on-policy already"),
-        ("rule.metric", "reward", "rules see verdicts there"),
     ],
 )
 def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
-    config = small("dapo" if path == "rule.metric" else "speed_rloo")
-    section, leaf = path.split(".")
-    setattr(getattr(config, section), leaf, value)
+    config = small("speed_rloo")
+    config.set(path, value)
     with pytest.raises(ValueError, match=f"needs config.{path}=.*{reason}"):
+        config.validate()
+
+
+def test_the_fused_step_has_no_rule_that_asks_for_rewards():
+    config = small("dapo")
+    config.set("rule.metric", "reward")
+    with pytest.raises(ValueError, match="in_loop': rules see verdicts there, no rewards"):
         config.validate()
 
 

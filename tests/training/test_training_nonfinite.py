@@ -121,8 +121,8 @@ class BreaksAtTwo:
 def test_a_run_trains_on_the_others_and_stops_where_there_are_none(tmp_path):
     config = small_config(steps=6)
     config.evaluation.every = 0
-    config.rule.low = -1.0
-    config.rule.high = 2.0
+    config.set("rule.low", -1.0)
+    config.set("rule.high", 2.0)
     trainer = Trainer(config, tmp_path)
     batches = []
     rl_step = trainer.rl_step

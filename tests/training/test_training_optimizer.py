@@ -6,12 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from rl_speed.update.optimizer import (
-    OptimizerConfig,
-    decay_mask,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from rl_speed.config import Config, Optimizer, Training
+from rl_speed.update.optimizer import decay_mask, learning_rate_schedule, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -49,7 +45,7 @@ def by_name(tree):
 def test_only_matrices_decay():
     """With zero gradients, what moves is exactly what decays."""
     optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), params()
+        Optimizer(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), params()
     )
     move = jax.jit(
         lambda p: optimizer.update(jax.tree.map(jnp.zeros_like, p), optimizer.init(p), p)[0]
@@ -70,16 +66,16 @@ def test_the_mask_is_the_same_for_abstract_params():
 
 
 def test_warm_up_starts_above_zero_and_ends_at_the_peak():
-    rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=4))
+    rate = learning_rate_schedule(Optimizer(learning_rate=1.0, warmup_steps=4), 0)
     np.testing.assert_allclose(
         [rate(k) for k in range(7)], [0.25, 0.5, 0.75, 1, 1, 1, 1], rtol=1e-6
     )
     np.testing.assert_allclose(
-        learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=0))(0), 1
+        learning_rate_schedule(Optimizer(learning_rate=1.0, warmup_steps=0), 0)(0), 1
     )
     np.testing.assert_allclose(
         [
-            learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=1))(k)
+            learning_rate_schedule(Optimizer(learning_rate=1.0, warmup_steps=1), 0)(k)
             for k in range(2)
         ],
         [1, 1],
@@ -90,7 +86,7 @@ def test_warm_up_starts_above_zero_and_ends_at_the_peak():
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_decay_reaches_its_end_at_total_steps(schedule, final):
     rate = learning_rate_schedule(
-        OptimizerConfig(2.0, warmup_steps=4, schedule=schedule, final_rate=final, total_steps=24)
+        Optimizer(2.0, warmup_steps=4, schedule=schedule, final_rate=final), 24
     )
     np.testing.assert_allclose([rate(3), rate(14), rate(24)], [2, 1 + final, 2 * final], atol=1e-6)
     assert rate(9) > rate(14) > rate(19)
@@ -101,7 +97,7 @@ def test_clipping_bounds_the_gradient_before_adam():
 
     def after(norm, first):
         optimizer = make_optimizer(
-            OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0, max_grad_norm=norm),
+            Optimizer(learning_rate=1.0, warmup_steps=0, weight_decay=0, max_grad_norm=norm),
             {"w": jnp.ones((1, 1))},
         )
         state = optimizer.init({"w": jnp.ones((1, 1))})
@@ -116,7 +112,7 @@ def test_clipping_bounds_the_gradient_before_adam():
 
 
 def test_updates_agree_with_optax_adamw_where_all_is_decayed():
-    config = OptimizerConfig(
+    config = Optimizer(
         learning_rate=0.01, warmup_steps=0, max_grad_norm=0, weight_decay=0.1, b2=0.95
     )
     p = {"w": jnp.arange(6.0).reshape(2, 3)}
@@ -143,10 +139,16 @@ def test_updates_agree_with_optax_adamw_where_all_is_decayed():
     ],
 )
 def test_bad_settings_are_named(field, value):
-    with pytest.raises(ValueError, match=f"optimizer.{field}"):
-        OptimizerConfig(**{field: value})
+    config = Config()
+    setattr(config.optimizer, field, value)
+    with pytest.raises(ValueError, match=f"config.optimizer.{field} must be"):
+        config.validate()
 
 
 def test_a_decaying_schedule_needs_its_end():
-    with pytest.raises(ValueError, match="optimizer.total_steps must be more than warmup_steps"):
-        OptimizerConfig(schedule="cosine", warmup_steps=10, total_steps=10)
+    config = Config(training=Training(steps=5, minibatches=2))
+    config.optimizer = Optimizer(schedule="cosine", warmup_steps=10)
+    with pytest.raises(
+        ValueError, match="warmup_steps=10 leaves none of 10 updates for .*'cosine'"
+    ):
+        config.validate()

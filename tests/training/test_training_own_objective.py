@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from killable import small_config
 
-from rl_speed.config import methods
-from rl_speed.config.command import check_overrides
+from rl_speed.config import Config, methods
+from rl_speed.config.command import override, split_overrides
 from rl_speed.objectives import check_advantage
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.training.loop import Trainer
@@ -34,13 +34,8 @@ def own(repo, tmp_path, monkeypatch):
         r"    (python experiments/train.py .*?)(?=\n    python|\n\n)", text, re.S
     ):
         words = shlex.split(command.replace("\\\n", " "))
-        assert check_overrides(words) == []
-        settings = dict(
-            word.removeprefix("--config.objective.").split("=", 1)
-            for word in words
-            if ".objective." in word
-        )
-        found[settings.get("loss", settings.get("advantage"))] = settings
+        settings = override(Config(), split_overrides(words)[1])
+        found[settings.get("objective.loss", settings.get("objective.advantage"))] = settings
     return found
 
 
@@ -53,9 +48,7 @@ def train(tmp_path, method, settings):
     config.evaluation.every = 0
     config.logging.rollouts = 0
     config.optimizer.learning_rate = 2e-2  # so that ratios leave their bounds
-    for name, value in settings.items():
-        kind = type(getattr(config.objective, name))
-        setattr(config.objective, name, kind(value))
+    config.update(settings)
     folder = tmp_path / f"{method} {len(settings)}"
     Trainer(config, folder).run()
     return [
@@ -68,10 +61,10 @@ def train(tmp_path, method, settings):
     ]
 
 
-@pytest.mark.parametrize("name", ["gspo", "cispo"])
+@pytest.mark.parametrize("name", ["Gspo", "Cispo"])
 def test_own_losses_train_as_those_that_were_kept(own, tmp_path, name):
-    shipped = train(tmp_path, name, {})
-    mine = train(tmp_path, name, own[f"my_losses:{name}"])
+    shipped = train(tmp_path, name.lower(), {})
+    mine = train(tmp_path, name.lower(), own[f"my_losses:{name}"])
     assert mine == shipped
     assert any(line["train/clip_low"] + line["train/clip_high"] > 0 for line in shipped) and any(
         line["train/grad_norm"] > 0 for line in shipped
@@ -99,14 +92,14 @@ def test_own_advantage_trains(own, tmp_path):
         (
             "loss",
             "gspoo",
-            "config.objective.loss must be one of pg, ppo, .*, or a function of yours",
+            "config.objective.loss must be one of pg, ppo, .*, or one of yours, 'module:name'; got",
         ),
         (
             "loss",
-            "my_losses:gsp",
+            "my_losses:Gsp",
             (
-                "config.objective.loss='my_losses:gsp': the function 'my_losses:gsp' "
-                "cannot be used: .*'gsp'"
+                "config.objective.loss='my_losses:Gsp': the function 'my_losses:Gsp' "
+                "cannot be used: .*'Gsp'"
             ),
         ),
         (
@@ -122,26 +115,20 @@ def test_own_advantage_trains(own, tmp_path):
                 "NameError: .*'jnp'"
             ),
         ),
-        (
-            "loss_settings",
-            "lowest=1",
-            "'my_losses:cispo' takes no number 'lowest' that is set here; it takes highest",
-        ),
-        ("loss_settings", "highest", "'highest' does not read name=number"),
-        ("loss_settings", "clip_low=1", "it takes highest; config.objective.clip_low is a field"),
-        ("clip_low", -0.1, "config.objective.loss='ppo': clip_low must not be negative, got -0.1"),
+        ("loss", "odd_losses:odd", "loss='odd_losses:odd': a loss returns .loss per"),
+        ("loss.lowest", 1.0, "config.objective.loss: .* unexpected keyword argument 'lowest'"),
+        ("loss.clip_low", -0.1, "config.objective.loss: clip_low must not be negative, got -0.1"),
         (
             "advantage",
-            "my_losses:cispo",
-            r"config.objective.advantage='my_losses:cispo': called with .* it raised TypeError",
+            "my_losses:Cispo",
+            r"config.objective.advantage='my_losses:Cispo': called with .* it raised TypeError",
         ),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_built(own, tmp_path, field, value, message):
     (tmp_path / "broken_losses.py").write_text("jnp.zeros(1)\n")
+    (tmp_path / "odd_losses.py").write_text("def odd(tokens):\n    return tokens.logprobs\n")
     config = methods.apply(small_config(1), "grpo")
-    if field == "loss_settings":
-        config.objective.loss = "my_losses:cispo"
-    setattr(config.objective, field, value)
     with pytest.raises(ValueError, match=message):
+        config.set(f"objective.{field}", value)
         config.validate()

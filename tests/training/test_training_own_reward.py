@@ -11,7 +11,7 @@ from killable import small_config
 
 from lab.inspection import write_report
 from rl_speed.config import Config
-from rl_speed.config.command import check_overrides
+from rl_speed.config.command import override, split_overrides
 from rl_speed.data.prompts import Prompt
 from rl_speed.rewards import FunctionRewards
 from rl_speed.rewards.judged import Judged, RewardError
@@ -34,7 +34,7 @@ def own(repo, tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
     (command,) = re.findall(r"    (python experiments/train.py .*?)\n\n", section, re.S)
     words = shlex.split(command.replace("\\\n", " "))
-    assert check_overrides(words) == []
+    override(Config(), split_overrides(words)[1])
     (tmp_path / "my_rewards.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     return {
@@ -52,7 +52,7 @@ def test_ported_rewards_train(repo, tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
     (command,) = re.findall(r"    (python experiments/train.py .*?)\n\n", section, re.S)
     words = shlex.split(command.replace("\\\n", " "))
-    assert check_overrides(words) == []
+    override(Config(), split_overrides(words)[1])
     (tmp_path / "ported_rewards.py").write_text(block)
     monkeypatch.chdir(tmp_path)
     given = dict(word.split("=", 1) for word in words if word.startswith("--config.reward."))

@@ -64,8 +64,8 @@ def make_config(repo, questions, directory, name, steps):
     config.sampler.slots = 8
     config.sampler.max_new = 8
     config.sampler.prefill_chunk = 4
-    config.rule.n = 4
-    config.rule.n_init = 2
+    config.set("rule.n", 4)
+    config.set("rule.n_init", 2)
     config.driver.groups = 2
     config.driver.screen_prompts = 4
     config.driver.buffer_groups = 8
@@ -78,8 +78,8 @@ def make_config(repo, questions, directory, name, steps):
     config.evaluation.every = 3
     # A random policy is always wrong: thresholds that accept everything let the whole pipeline run
     # on real questions.
-    config.rule.low = -np.inf
-    config.rule.high = np.inf
+    config.set("rule.low", -np.inf)
+    config.set("rule.high", np.inf)
     return config
 
 

@@ -255,8 +255,8 @@ def small(tmp_path, mesh, driver="host"):
     config = presets.speed(str(path))
     config.data.max_prompt_length = 128
     config.sampler.max_new = 384
-    config.rule.n = 8
-    config.rule.n_init = 4
+    config.set("rule.n", 8)
+    config.set("rule.n_init", 4)
     config.driver.groups = 4
     config.driver.screen_prompts = 8
     config.sampler.slots = 8

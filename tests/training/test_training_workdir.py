@@ -78,10 +78,6 @@ def test_settings_as_they_should_be(tmp_path):
     )
     values = read_settings(path, "")
     assert config_of(values) == config and values["from_the_future"] == {"x": 1}
-    # Of a version in which both ends of a band were inside, or neither.
-    for before, now in ((True, "both"), (False, "neither")):
-        old = put(tmp_path / "old.json", json.dumps({"rule": {"inclusive": before}}))
-        assert read_settings(old, "") == {"rule": {"inclusive": now}}
     # Of a version with fewer settings.
     assert read_settings(put(tmp_path / "b.json", '{"data": {}}'), "") == {"data": {}}
 

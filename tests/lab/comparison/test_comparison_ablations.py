@@ -242,7 +242,7 @@ def test_bands_are_those_of_the_table(load, n):
     rates = [Fraction(k, n) for k in range(n + 1)]
     for label, spec in script.BANDS.items():
         config = Variant(f"{spec}@rule.n={n}").apply(script.ABLATION.config())
-        first, last = config.make_rule().accepted_counts
+        first, last = config.rule.accepted_counts
         low, above, high = re.fullmatch(r"([\d.]+) (<=? p <=?) ([\d.]+)", label).groups()
         inside = [
             (Fraction(low) <= p if "<= p" in above else Fraction(low) < p)

@@ -58,7 +58,7 @@ def test_a_call_waits_for_the_shard_that_takes_longest():
 def step_config():
     config = presets.embedded("rloo")
     config.driver.groups = 2
-    config.rule.n = 4
+    config.set("rule.n", 4)
     config.evaluation.every = 0
     return config
 
@@ -213,7 +213,7 @@ def test_a_method_that_cannot_be_is_a_row_that_says_why():
     )
     assert [bool(p.refused) for p in found] == [False, True, False]
     text = markdown(found, "x", "plan", "today", 10, ["nothing"], {})
-    assert "| ada_est_ema | config.rule.name='allocated' needs" in text and "made up" in text
+    assert "| ada_est_ema | config.rule='allocated' needs" in text and "made up" in text
     with pytest.raises(ValueError, match="unknown method"):
         predict.predict(config, ["rlo"], OUTCOMES, lambda *a: PRICES, 2, {})
 

@@ -181,7 +181,7 @@ def test_what_needs_a_policy_is_refused():
 
 def test_pieces_are_the_fullest_shards_and_each_optimizer_steps():
     config = small(training__minibatches=2, driver__groups=2)
-    config.rule.n = 8
+    config.set("rule.n", 8)
     config.mesh.data = 2
     shape = PieceShape.of(4, 32, 32)
     # Eight rows a step, four a shard, dealt to and fro; each fills a piece of 32 tokens alone where
