@@ -8,7 +8,7 @@ import math
 import pytest
 
 from lab.comparison.runs import Variant
-from rl_speed.config import Config, methods, presets
+from rl_speed.config import Config, dotted, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh

@@ -316,7 +316,10 @@ def parse_flags(
                 flags.FLAGS[name].validators.clear()
     try:
         if "config" in flags.FLAGS:
-            given, flags.FLAGS["config"].overrides = split_overrides(given, config)
+            given, texts = split_overrides(given, config)
+            flags.FLAGS["config"].overrides = texts
+            if not default and "config" not in names:  # for --help, and before that is required
+                override(config(), texts)
         if default:
             flags.FLAGS.set_default("config", default)
         left = flags.FLAGS([arguments[0], *given])

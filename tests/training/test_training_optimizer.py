@@ -148,7 +148,5 @@ def test_bad_settings_are_named(field, value):
 def test_a_decaying_schedule_needs_its_end():
     config = Config(training=Training(steps=5, minibatches=2))
     config.optimizer = Optimizer(schedule="cosine", warmup_steps=10)
-    with pytest.raises(
-        ValueError, match="warmup_steps=10 leaves none of 10 updates for .*'cosine'"
-    ):
+    with pytest.raises(ValueError, match="warmup_steps=10 leaves none of 10 updates"):
         config.validate()

@@ -63,7 +63,7 @@ class Variant:
         texts: dict[str, str] = {}
         for change in self.spec.split("@")[1:]:
             path, equals, texts[path] = change.partition("=")
-            if not equals:
+            if not equals or path == "seed":  # a comparison has its own seeds
                 raise ValueError(f"{self.spec!r}: {change!r} is not section.field=value")
         try:
             command.override(config, texts)

@@ -161,6 +161,7 @@ def test_variants_change_fields_and_name_what_does_not_exist():
     for change, want in (
         ("rule.__class__=3", "there is no config.rule.__class__"),
         ("rule=3", "config.rule must be one of"),
+        ("seed=3", "'seed=3' is not section.field=value"),
     ):
         with pytest.raises(ValueError, match=want):
             Variant(f"rloo@{change}").apply(embedded())
