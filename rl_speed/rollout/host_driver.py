@@ -31,43 +31,36 @@ from rl_speed.activity import activity
 from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import PromptStream
 from rl_speed.data.rollouts import Rollouts, pack, unpack
+from rl_speed.estimates.budgets import Allocation, pack_visits, unpack_visits
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.budgets import Allocation, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
-from rl_speed.rollout.call_plan import CallPlan
-from rl_speed.rollout.expected_lengths import ExpectedLengths
-from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
-from rl_speed.rollout.in_flight import (
+from rl_speed.rollout.calls import (
     ActivePrompt,
+    CallPlan,
+    ExpectedLengths,
     PendingCall,
     make_active,
     pack_cached,
     rule_columns,
     unpack_cached,
 )
-from rl_speed.rollout.prompt_counts import PromptCounts, StepReport, starved
-from rl_speed.rollout.screening import Screening
+from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
+from rl_speed.rollout.screening import PromptCounts, Screening, StepReport, starved
 from rl_speed.sampling import (
     ACCEPTED,
     COMPLETE,
     REJECTED,
     SCREENING,
-    AdaptiveSpeed,
-    Band,
     Counts,
-    Dynamic,
     Rule,
     RuleState,
-    Speed,
-    Uniform,
     compiled_decide,
+    group_size,
+    needs,
 )
 
 # rollouts -> (rewards f32[R], correct bool[R])
 Scorer = Callable[[Rollouts], tuple[np.ndarray, np.ndarray]]
-# Rules whose groups all have `max_samples` samples, the number a batch has room for
-# (config.rule.n).
-OF_ONE_SIZE = (Uniform, Dynamic, Band, Speed, AdaptiveSpeed)
 # Whole groups -> the same groups with shaped rewards (update/shaping.py).
 Shape = Callable[[Rollouts], Rollouts]
 
@@ -277,8 +270,7 @@ class HostDriver:
         held = (self._active, self._pending, self.buffer)
         going, waiting = self._plan.to_continue(*held)
         fresh = [
-            ActivePrompt(p, None, SCREENING, 0, 0, 0)
-            for p in self.stream.take(self._plan.to_screen(*held, self.acceptance))
+            ActivePrompt(p) for p in self.stream.take(self._plan.to_screen(*held, self.acceptance))
         ]
         if not (active := going + fresh):
             return False
@@ -560,10 +552,10 @@ class HostDriver:
 
     def _check_sizes(self) -> None:
         """Raises ValueError if a batch has no room for groups of the checkpoint."""
-        # With a maximum age of 0, complete groups and prompts in flight expire before the next
-        # step.
-        if not isinstance(self.rule, OF_ONE_SIZE) or self.buffer.max_age == 0:
-            return
+        if needs(self.rule, "budgets") or group_size(self.rule) < self.rule.max_samples:
+            return  # groups of many sizes share a batch, or not all samples are trained on
+        if self.buffer.max_age == 0:
+            return  # complete groups and prompts in flight expire before the next step
         coming = [*self._active, *(a for call in self._pending for a in call.active)]
         largest = max(self.buffer.largest, *(a.want for a in coming), 0)
         if largest > self.rule.max_samples:

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from fractions import Fraction
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,12 @@ from rl_speed.sampling.types import (
 ENDS = ("both", "low", "high", "neither")
 # Values that must differ within a group for `Dynamic` to keep it.
 METRICS = ("accuracy", "reward")
+# What a rule may ask of its driver:
+#   budgets       samples of each prompt, from estimates of pass rates
+#   forecast      the number of screening samples of each prompt, from a forecast
+#   rewards       the trained rewards (`Counts.varied`), which the host alone knows
+#   downsampling  trains on `n` of a group's samples
+NEEDS = ("budgets", "forecast", "rewards", "downsampling")
 
 
 class Rule(Protocol):
@@ -55,6 +61,17 @@ class Rule(Protocol):
 def two_phase(rule: Rule) -> bool:
     """Whether a prompt's first samples may be fewer than its maximum."""
     return getattr(rule, "least_first_samples", rule.first_samples) < rule.max_samples
+
+
+def group_size(rule: Rule) -> int:
+    """Samples of a group that are trained on, on average: `rule.n`, or else all it may have."""
+    return getattr(rule, "n", 0) or rule.max_samples
+
+
+def needs(rule: Rule, what: str) -> bool:
+    """Whether the rule asks for `what`, one of `NEEDS`."""
+    assert what in NEEDS, what
+    return what in getattr(rule, "needs", ())
 
 
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:
@@ -255,6 +272,8 @@ class AdaptiveSpeed:
     Not from a paper.
     """
 
+    needs: ClassVar = ("forecast",)
+
     n: int
     n_init: int = 4
 
@@ -398,8 +417,12 @@ class Sequential:
     def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
         return init_state(num_prompts, self.max_samples)
 
+    def resolved(self, positive: Array, done: Array) -> Array:
+        """Whether prompts have enough correct and enough wrong samples, bool[P]."""
+        return (positive >= self.k_pos) & (done - positive >= self.k_neg)
+
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
-        resolved = (counts.positive >= self.k_pos) & (counts.done - counts.positive >= self.k_neg)
+        resolved = self.resolved(counts.positive, counts.done)
         spent = counts.done >= self.max_samples
         unresolved = COMPLETE if self.on_unresolved == "keep" else REJECTED
         status = jnp.where(
@@ -420,6 +443,8 @@ class Allocated:
     clips them to [n_min, n_max]. Without them every prompt gets `n_max`.
     Source: Reinforce-Ada (Xiong et al.), section 3.1 and Algorithm 1.
     """
+
+    needs: ClassVar = ("budgets",)
 
     n_max: int
     n_min: int = 1

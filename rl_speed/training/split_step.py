@@ -23,10 +23,9 @@ from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.mesh import batch_sharding, gathered, place, place_parts
 from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.rollout.prompt_counts import StepReport
-from rl_speed.rollout.screening import Screening
+from rl_speed.rollout.screening import Screening, StepReport
 from rl_speed.runtime.metrics import PhaseTimer
-from rl_speed.training.steps import StepResult, under_train
+from rl_speed.training.steps import Metrics, under_train
 from rl_speed.update.batch import build_batch
 from rl_speed.update.pools import PoolSelector
 from rl_speed.update.reference import Reference
@@ -87,7 +86,7 @@ class SplitStep:
         version: int,
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
-    ) -> tuple[TrainState, StepResult]:
+    ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
         """See `Step`.
 
         With `driver.depth`, calls are generated while groups are scored. They read the weights that
@@ -105,11 +104,11 @@ class SplitStep:
         if self._ready is None:
             rollouts, report = self._draw(weights, version, timer, stop)
             if rollouts is None:
-                return state, StepResult(None, report)
+                return state, None, report, dict
         else:
             (rollouts, report), self._ready = self._ready, None
         if rollouts.nonfinite.all():
-            return state, StepResult(rollouts, report)
+            return state, rollouts, report, dict
         if weights is state.params:
             # The update donates the state.
             weights = jax.tree.map(jnp.copy, weights) if lag else None
@@ -147,7 +146,7 @@ class SplitStep:
                 }
             return found
 
-        return state, StepResult(rollouts, report, finish)
+        return state, rollouts, report, finish
 
     def _weights(self, params: Any, timer: PhaseTimer) -> Any:
         """The policy's weights on the mesh that generates."""

@@ -1,35 +1,27 @@
-"""One interface for an RL step: split (`split_step.py`) or fused into one program
-(`fused_step.py`).
+"""One interface for an RL step, split (`split_step.py`) or fused into one program
+(`fused_step.py`), and the records of a step.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.rollout.prompt_counts import StepReport
-from rl_speed.rollout.screening import Screening
-from rl_speed.runtime.metrics import PhaseTimer
+from rl_speed.rewards.scorer import decode_responses
+from rl_speed.rollout.screening import Screening, StepReport
+from rl_speed.runtime.metrics import PhaseTimer, held_out_names, pass_rate_histogram
+from rl_speed.sampling import Rule
 from rl_speed.update.state import TrainState
-
-
-class StepResult(NamedTuple):
-    """Result of a step.
-
-    Attributes:
-      rollouts: whole groups, with the rewards they were trained with; None if `stop` ended the
-        step.
-      report: of generation. metrics: function that waits for the update and returns its metrics;
-        empty if there was none.
-    """
-
-    rollouts: Rollouts | None
-    report: StepReport
-    metrics: Callable[[], dict[str, float]] = dict
 
 
 def under_train(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of an update for the log: "train/NAME" of each, on the host."""
     return {f"train/{name}": float(value) for name, value in metrics.items()}
+
+
+# Waits for the update and returns its metrics; empty if there was none.
+Metrics = Callable[[], dict[str, float]]
 
 
 class Step(Protocol):
@@ -49,12 +41,13 @@ class Step(Protocol):
         version: int,
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
-    ) -> tuple[TrainState, StepResult]:
-        """Returns (the state after the step, its result), without waiting for the update.
+    ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
+        """Returns (the state after the step, its groups with the rewards they were trained with,
+        the report of generation, the update's metrics), without waiting for the update.
 
-        `stop` is called between generation calls. If it returns True there are no rollouts and no
-        update: the step keeps its samples, also in `state_dict`, and the next call continues it.
-        There is also no update if non-finite logits ended every sample.
+        `stop` is called between generation calls. If it returns True the groups are None and there
+        is no update: the step keeps its samples, also in `state_dict`, and the next call continues
+        it. There is also no update if non-finite logits ended every sample.
 
         Args:
           version: policy updates made so far; stored with every sample drawn now.
@@ -79,3 +72,101 @@ class Step(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
+    """Numbers of a step after `step` updates.
+
+    Over the groups trained on, `train/accuracy` is the mean over samples (Reinforce-Ada's
+    batch-level reward) and `train/accuracy_prompts` the mean over prompts (its prompt-level
+    reward). By its appendix C.2, (accuracy - accuracy_prompts) times the number of samples is the
+    sum over prompts of (N_x - mean N) (r_x - mean r): negative if prompts that fail get the most
+    samples.
+    """
+    g = report.generation
+    ages = step - rollouts.versions
+    mixed = (rollouts.correct_counts > 0) & (rollouts.correct_counts < rollouts.sizes)
+    return {
+        "train/reward": float(rollouts.rewards.mean()),
+        "train/accuracy": float(rollouts.correct.mean()),
+        "train/accuracy_prompts": float((rollouts.correct_counts / rollouts.sizes).mean()),
+        "train/all_correct": float((rollouts.correct_counts == rollouts.sizes).mean()),
+        "train/length": float(rollouts.lengths.mean()),
+        "train/truncated": float(rollouts.truncated.mean()),
+        "train/informative_groups": float(mixed.mean()),
+        "train/prefix": float(rollouts.prefix.mean()),
+        "train/age_mean": float(ages.mean()),
+        "train/age_max": float(ages.max()),
+        "train/groups": float(len(rollouts.prompts)),
+        "train/groups_short": float(report.short),
+        "rollout/generated_tokens": float(g.tokens),
+        "rollout/generated_samples": float(g.samples),
+        "rollout/calls": float(g.calls),
+        "rollout/nonfinite_samples": float(g.nonfinite),
+        "rollout/decode_steps": float(g.decode_steps),
+        "rollout/slot_use": g.slot_use,
+        "rollout/screened": float(report.screened),
+        "rollout/accepted": float(report.accepted),
+        "rollout/rejected": float(report.rejected),
+        "rollout/pass_rates": pass_rate_histogram(report.pass_rates),
+        # Over the first samples of each prompt, before any rule stops or selects: unbiased.
+        "rollout/first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
+    }
+
+
+def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
+    """Statistics of sequential sampling by round (Reinforce-Ada, Figure 5, lower row); {} for rules
+    without `resolved`.
+
+    Over the groups trained on, which are all sampled groups with `on_unresolved="keep"`:
+    "round/active_t" counts groups with samples in round t, "round/resolved_t" those resolved by its
+    end.
+    """
+    if not hasattr(rule, "resolved"):
+        return {}
+    drawn = rollouts.sizes
+    right = rollouts.correct_counts
+    resolved = rule.resolved(right, drawn)
+    counts = {}
+    for t in range(1, rule.rounds + 1):
+        counts[f"round/active_{t}"] = float((drawn > rule.m * (t - 1)).sum())
+        counts[f"round/resolved_{t}"] = float((resolved & (drawn <= rule.m * t)).sum())
+    return counts
+
+
+def rollout_record(
+    step: int, group: Rollouts, tokenizer: Any, end_tokens: Sequence[int]
+) -> dict[str, Any]:
+    """One sample of a group as text; successive steps show samples of both phases."""
+    index = step % len(group)
+    (response,) = decode_responses(tokenizer, group.take([index]), end_tokens)
+    return {
+        "id": group.prompt.id,
+        "visit": group.prompt.visit,
+        "question": group.prompt.text,
+        "response": response,
+        "answer": group.prompt.answer,
+        "sample": index,
+        "correct": bool(group.correct[index]),
+        "reward": float(group.rewards[index]),
+        "length": int(group.lengths[index]),
+        "truncated": bool(group.truncated[index]),
+        "age": step - int(group.versions[index]),
+        "group_accuracy": float(group.correct.mean()),
+    }
+
+
+def progress_text(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
+    """Text on the latest step and the latest held-out evaluation."""
+    held = ""
+    if points:
+        last = points[-1]
+        sets = [f"{name} {last[f'eval/{name}/accuracy']:.3f}" for name in held_out_names(last)]
+        each = f"({', '.join(sets)})  " if len(sets) > 1 else ""
+        held = f"held-out {last['eval/accuracy']:.3f}  {each}"
+    seconds = record.get("time/generate", record["time/step"])
+    return (
+        f"{held}train {record['train/accuracy']:.2f}  accept {record['rollout/acceptance']:.2f}  "
+        f"{record['rollout/generated_tokens'] / max(seconds, 1e-9):,.0f} tok/s  age "
+        f"{record['train/age_mean']:.1f}"
+    )
