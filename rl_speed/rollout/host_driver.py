@@ -319,8 +319,9 @@ class HostDriver:
             estimates, budgets = asked
             for prompt, estimate in zip(fresh, estimates.tolist()):
                 prompt.estimate = estimate
-        for prompt, budget in zip(fresh, self._ask(fresh, first=True, budgets=budgets)):
-            prompt.budget, prompt.cached = budget, self.screening.cached(prompt.prompt)
+        self._ask(fresh, first=True, budgets=budgets)
+        for prompt in fresh:
+            prompt.cached = self.screening.cached(prompt.prompt)
 
     def _collect(self, version: int, report: StepReport) -> None:
         """Scores and decides the oldest pending call. It stays pending if scoring fails."""
@@ -376,8 +377,11 @@ class HostDriver:
         first: bool = False,
         budgets: np.ndarray | None = None,
     ) -> list[int]:
-        """Writes the rule's answer into the prompts' want, phase, round. Returns status per prompt
-        (budget if `first`).
+        """Writes the rule's answer into the prompts' want and state. Returns the status of each.
+
+        Args:
+          first: whether the prompts are new. budgets: of new prompts, from estimates; None: the
+            rule's own.
         """
         # A call from a checkpoint may be larger than the current capacity.
         size = max(self._plan.capacity, len(prompts))
@@ -395,22 +399,18 @@ class HostDriver:
                 state = self.rule.init(size, None if budgets is None else column(budgets))
             else:
                 state = RuleState(
-                    *(
-                        column([getattr(a, name) for a in prompts])
-                        for name in ("phase", "round", "budget")
-                    )
+                    phase=column([a.phase for a in prompts]),
+                    round=column([a.round for a in prompts]),
+                    budget=column([a.budget for a in prompts]),
                 )
-            decision, state = self._decide(
-                Counts(launched=launched, done=launched, positive=positive, varied=varied), state
-            )
-            want, status, phase, rounds, budget = map(
-                np.asarray, (decision.want, decision.status, state.phase, state.round, state.budget)
-            )
+            counts = Counts(launched=launched, done=launched, positive=positive, varied=varied)
+            decision, state = jax.device_get(self._decide(counts, state))
         for i, prompt in enumerate(prompts):
-            prompt.want = int(want[i])
-            prompt.phase = int(phase[i])
-            prompt.round = int(rounds[i])
-        return (budget if first else status)[: len(prompts)].tolist()
+            prompt.want = int(decision.want[i])
+            prompt.phase = int(state.phase[i])
+            prompt.round = int(state.round[i])
+            prompt.budget = int(state.budget[i])
+        return decision.status[: len(prompts)].tolist()
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
         """Adds rewards and correctness, in one call of the scorer."""
