@@ -70,7 +70,7 @@ class HostDriver:
 
     Args:
       rule: the sampling rule. stream: prompts. generator: the sampler, with capacities
-        `call_plan.capacities(rule, config)`.
+        `capacities(rule, config)`.
       score: the verifier. buffer: holds complete groups. config: how many to screen, pre-fetch,
         limits.
       budgets, prefixes: see `Screening`.

@@ -21,12 +21,13 @@ from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.sampling import COMPLETE, REJECTED, HostVerify, needs
 from rl_speed.sampling.callback import raise_failure
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_rollouts
-from rl_speed.training.steps import Metrics, under_train
+from rl_speed.training.split_step import Metrics, under_train
 from rl_speed.update.state import TrainState
 
 
 class FusedStep:
-    """The `Step` that is one program: nothing is in flight between steps, and no sample is stale.
+    """A step that is one program: nothing is in flight between steps, and no sample is stale. The
+    loop calls it as it calls `SplitStep`.
 
     Args:
       program: the compiled step. table: builds its candidates. stream: their source. fused: the
@@ -39,7 +40,7 @@ class FusedStep:
     Attributes:
       screening: prompt counts; always `screened = rejected + completed`.
       wasted_tokens: tokens drawn for candidates that were not needed, since the run began.
-      whole: see `Step`.
+      whole: False after an error left the state on the host half changed.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class FusedStep:
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
-        """See `Step`. If no candidate is accepted, nothing is updated and the next ones are tried.
+        """See `SplitStep`. If no candidate is accepted, nothing is updated, and the next ones are
+        tried.
 
         Raises:
           StarvedError: no candidate was accepted in `max_calls` attempts.

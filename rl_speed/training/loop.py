@@ -48,7 +48,7 @@ from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
-from rl_speed.training.steps import Step, by_round, describe, progress_text, rollout_record
+from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.update.reference import Reference
 from rl_speed.update.state import init_state, is_sound, make_snapshot, state_shardings
 
@@ -150,7 +150,6 @@ class Trainer:
             self.reference = Reference(
                 self.policy.params, config.objective.reference_every, make_snapshot(shardings)
             )
-        self.rl_step: Step
         if config.driver.where == "in_loop":
             self.rl_step = build.build_fused_step(
                 config,

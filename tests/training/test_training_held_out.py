@@ -22,7 +22,7 @@ from rl_speed.sampling import sample_sharded
 from rl_speed.training import build
 from rl_speed.training.held_out import shown
 from rl_speed.training.loop import Trainer
-from rl_speed.training.steps import progress_text
+from rl_speed.training.records import progress_text
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

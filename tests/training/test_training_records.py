@@ -7,7 +7,7 @@ from fake_generation import rollouts_of
 from rl_speed.data.prompts import Prompt
 from rl_speed.rollout.screening import StepReport
 from rl_speed.sampling import Sequential, Uniform
-from rl_speed.training.steps import by_round, describe
+from rl_speed.training.records import by_round, describe
 
 
 def rollouts(groups):

@@ -1,77 +1,15 @@
-"""One interface for an RL step, split (`split_step.py`) or fused into one program
-(`fused_step.py`), and the records of a step.
-"""
+"""Records of a step: numbers of its rollouts, decoded samples, the line beside the progress bar."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards.scorer import decode_responses
-from rl_speed.rollout.screening import Screening, StepReport
-from rl_speed.runtime.metrics import PhaseTimer, held_out_names, pass_rate_histogram
+from rl_speed.rollout.screening import StepReport
+from rl_speed.runtime.metrics import held_out_names, pass_rate_histogram
 from rl_speed.sampling import Rule
-from rl_speed.update.state import TrainState
-
-
-def under_train(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of an update for the log: "train/NAME" of each, on the host."""
-    return {f"train/{name}": float(value) for name, value in metrics.items()}
-
-
-# Waits for the update and returns its metrics; empty if there was none.
-Metrics = Callable[[], dict[str, float]]
-
-
-class Step(Protocol):
-    """Generates, scores, updates. The state is donated.
-
-    Attributes:
-      screening: prompt counts, estimates, budgets and replayed responses.
-      whole: False after an error left the state on the host half changed.
-    """
-
-    screening: Screening
-    whole: bool
-
-    def __call__(
-        self,
-        state: TrainState,
-        version: int,
-        timer: PhaseTimer,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
-        """Returns (the state after the step, its groups with the rewards they were trained with,
-        the report of generation, the update's metrics), without waiting for the update.
-
-        `stop` is called between generation calls. If it returns True the groups are None and there
-        is no update: the step keeps its samples, also in `state_dict`, and the next call continues
-        it. There is also no update if non-finite logits ended every sample.
-
-        Args:
-          version: policy updates made so far; stored with every sample drawn now.
-
-        Raises: errors of generation, scoring or update. If the step is still `whole`, it is as
-        between two generation calls, and `state_dict` can be saved. The error's attribute `state`
-        is the train state, if it differs from the given one.
-        """
-
-    def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
-        """Dispatches the first work of the next step, so that devices do not wait for the host.
-
-        Results do not change. Afterwards, `screening` and `metrics` have the numbers of the next
-        step.
-
-        Args:
-          state, version: those that the next step will be given.
-        """
-
-    def metrics(self, version: int) -> dict[str, float]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
