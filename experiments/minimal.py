@@ -15,9 +15,10 @@ import optax
 
 from rl_speed import policy
 from rl_speed.config import Driver
-from rl_speed.data import DEFAULT_SPEC, PromptStream, chain_prompts
+from rl_speed.data import PromptStream
 from rl_speed.data.embedded_tokenizer import TEMPLATE, embedded_directory
 from rl_speed.data.held_out import HeldOutSet
+from rl_speed.data.tasks import TASKS
 from rl_speed.evaluation import evaluate
 from rl_speed.mesh import make_mesh
 from rl_speed.objectives import policy_loss, rloo
@@ -31,12 +32,13 @@ from rl_speed.update.batch import build_batch
 RULE = Speed(n_init=4, n_cont=20)
 # Groups of a step, and the most prompts that a call screens to find them: one in seven passes.
 DRIVER = Driver(groups=16, screen_prompts=320, margin=2.5, buffer_groups=192)
-PROMPT = DEFAULT_SPEC.max_prompt_tokens
-RESPONSE = DEFAULT_SPEC.max_response_tokens
+CHAIN = TASKS["chain"]
+PROMPT = CHAIN.max_prompt_tokens
+RESPONSE = CHAIN.max_response_tokens
 
 
-def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
-    """Held-out accuracies: before the first step, after every tenth, and after the last."""
+def train(steps: int, seed: int = 0, held_out: int = 512) -> None:
+    """Trains; prints held-out accuracy before the first step, after every tenth and the last."""
     setup_jax()  # compiled programs are kept on disk
     mesh = make_mesh()
     directory = embedded_directory()
@@ -45,9 +47,9 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
     end_tokens = policy.end_token_ids(directory, tokenizer)
     encode = policy.prompt_encoder(tokenizer, TEMPLATE)
     bare = policy.prompt_encoder(tokenizer, "{question}")
-    questions = functools.partial(chain_prompts, DEFAULT_SPEC, encode=encode, encode_answer=bare)
-    stream = PromptStream(questions("train", seed, size=4096), seed)
-    evaluation = {"": HeldOutSet(questions("eval", 0, size=held_out), samples=1)}
+    questions = functools.partial(CHAIN.prompts, encode=encode, encode_answer=bare)
+    stream = PromptStream(questions("train", seed, 4096), seed)
+    evaluation = {"": HeldOutSet(questions("eval", 0, held_out), samples=1)}
     verify = JaxScorer(ExactMatch(end_tokens), functools.partial(exact_answers, capacity=RESPONSE))
 
     def score(rollouts):
@@ -78,18 +80,15 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
         return optax.apply_updates(params, updates), opt_state
 
     opt_state = optimizer.init(params)
-    history = []
     for step in range(steps + 1):
         if step % 10 == 0 or step == steps:
             found = evaluate(evaluator, params, evaluation, correct=verify, room=room)
-            history.append(found.accuracy)
             screened = f"prompts screened {driver.prompt_counts.screened}"
             print(f"step {step:3}  held-out accuracy {found.accuracy:.3f}  {screened}", flush=True)
         if step < steps:
             groups, _ = driver.next_groups(params, version=step)
             batch = build_batch(groups, DRIVER.groups * RULE.max_samples, width=PROMPT + RESPONSE)
             params, opt_state = update(params, opt_state, batch)
-    return history
 
 
 if __name__ == "__main__":

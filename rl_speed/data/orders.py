@@ -137,7 +137,7 @@ class VisitOrder:
 
 
 class Forecast(Protocol):
-    """A forecast of prompts for `ForecastOrder`; implemented by `estimates.forecast.Forecast`."""
+    """A forecast of prompts for `ForecastOrder`; implemented by `rollout.forecast.Forecast`."""
 
     @property
     def readiness(self) -> float: ...
