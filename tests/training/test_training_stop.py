@@ -250,11 +250,11 @@ def in_loop(accepts_after):
 
 def test_a_fused_step_stops_between_attempts():
     driver = in_loop(3)
-    state, (rollouts, *_) = driver(0, 7, PhaseTimer(), once())
+    state, rollouts, *_ = driver(0, 7, PhaseTimer(), once())
     assert (state, rollouts) == (1, None)
     again = in_loop(3)
     again.load_state_dict(through_a_checkpoint(driver.state_dict()))
-    state, (rollouts, report, metrics) = again(state, 7, PhaseTimer())
+    state, rollouts, report, metrics = again(state, 7, PhaseTimer())
     assert (
         state == 4
         and len(rollouts.prompts) == 4
@@ -268,7 +268,7 @@ def test_a_fused_step_stops_between_attempts():
         and again.screening.prompt_counts.screened == 32
     )
     driver = in_loop(9)
-    state, _ = driver(0, 7, PhaseTimer(), once())
+    state, *_ = driver(0, 7, PhaseTimer(), once())
     # Of both parts.
     with pytest.raises(StarvedError, match="none of 40 candidates was accepted in 5 attempts"):
         driver(state, 7, PhaseTimer())
