@@ -2,119 +2,97 @@
 
     python experiments/minimal.py [--steps=60] [--seed=0]        # under a minute on two cores
 
-A step is one compiled program. It screens candidates with 4 samples each, draws 20 more of those
-that were neither always nor never solved, and makes one RLOO update on the first 16 such groups.
-Held-out accuracy is printed every ten steps. This is SPEED's Algorithm 1. experiments/train.py adds
-methods, meshes, checkpoints, metrics and export, and by default runs Algorithm 2: the rule on the
-host between generation calls, with pre-fetch and a buffer (rl_speed/rollout/host_driver.py).
+It is the default path of experiments/train.py, SPEED's Algorithm 2. Generation calls screen prompts
+with 4 samples each, and draw 20 more of those that were neither always nor never solved. A step
+makes one RLOO update on 16 such groups. Held-out accuracy is printed every ten steps.
 """
 
 import argparse
-import time
+import functools
 
 import jax
 import optax
 
-from rl_speed import policy, sampling
-from rl_speed.data import DEFAULT_SPEC, PromptStream, chain_prompts
+from rl_speed import policy
+from rl_speed.config import Driver
+from rl_speed.data import PromptStream
 from rl_speed.data.embedded_tokenizer import TEMPLATE, embedded_directory
+from rl_speed.data.held_out import HeldOutSet
+from rl_speed.data.tasks import TASKS
+from rl_speed.evaluation import evaluate
+from rl_speed.mesh import make_mesh
 from rl_speed.objectives import policy_loss, rloo
-from rl_speed.rewards import ExactMatch, pad_answers
+from rl_speed.rewards import ExactMatch
+from rl_speed.rewards.scorer import JaxScorer, exact_answers
+from rl_speed.rollout import Generator, HostDriver, SamplingBuffer, capacities
 from rl_speed.runtime.setup import setup_jax
-from rl_speed.sampling import SamplerConfig, Speed, sample_adaptive, training_batch
+from rl_speed.sampling import SamplerConfig, Speed
+from rl_speed.update.batch import build_batch
 
-GROUPS = 16  # that a step trains on
-CANDIDATES = 320  # that it may screen to find them; about one in seven passes
 RULE = Speed(n_init=4, n_cont=20)
-PROMPT = DEFAULT_SPEC.max_prompt_tokens
-RESPONSE = DEFAULT_SPEC.max_response_tokens
+# Groups of a step, and the most prompts that a call screens to find them: one in seven passes.
+DRIVER = Driver(groups=16, screen_prompts=320, margin=2.5, buffer_groups=192)
+CHAIN = TASKS["chain"]
+PROMPT = CHAIN.max_prompt_tokens
+RESPONSE = CHAIN.max_response_tokens
 
 
-def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
-    """Held-out accuracies: before the first step, after every tenth, and after the last."""
+def train(steps: int, seed: int = 0, held_out: int = 512) -> None:
+    """Trains; prints held-out accuracy before the first step, after every tenth and the last."""
     setup_jax()  # compiled programs are kept on disk
+    mesh = make_mesh()
     directory = embedded_directory()
     tokenizer = policy.load_tokenizer(directory)
-    params, model = policy.load_hf(directory)
-    decoder = policy.decoder(model)
-    sampler = SamplerConfig(
-        slots=256,
-        max_new=RESPONSE,
-        end_tokens=policy.end_token_ids(directory, tokenizer),
-        prefill_chunk=32,
-    )
-    verify = ExactMatch(sampler.end_tokens)
+    params, model = policy.load_hf(directory, mesh=mesh)
+    end_tokens = policy.end_token_ids(directory, tokenizer)
+    encode = policy.prompt_encoder(tokenizer, TEMPLATE)
+    bare = policy.prompt_encoder(tokenizer, "{question}")
+    questions = functools.partial(CHAIN.prompts, encode=encode, encode_answer=bare)
+    stream = PromptStream(questions("train", seed, 4096), seed)
+    evaluation = {"": HeldOutSet(questions("eval", 0, held_out), samples=1)}
+    verify = JaxScorer(ExactMatch(end_tokens), functools.partial(exact_answers, capacity=RESPONSE))
+
+    def score(rollouts):
+        rewards = verify(rollouts)
+        return rewards, rewards > 0.5
+
+    sampler = SamplerConfig(slots=256, max_new=RESPONSE, end_tokens=end_tokens, prefill_chunk=32)
+    room = capacities(RULE, DRIVER)  # prompts and samples of a generation call
+    sizes = {"prompts": room[0], "samples": room[1], "per_prompt": RULE.max_samples}
+    sizes["prompt_length"] = PROMPT
+    make_generator = functools.partial(Generator, policy.decoder(model), sampler, mesh, **sizes)
+    generator = make_generator(key=jax.random.key(seed))
+    evaluator = make_generator(key=jax.random.key(seed + 1))
+    buffer = SamplingBuffer(DRIVER.buffer_groups)
+    driver = HostDriver(RULE, stream, generator, score=score, buffer=buffer, config=DRIVER)
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-3, weight_decay=0.1))
 
-    encode = [policy.prompt_encoder(tokenizer, format) for format in (TEMPLATE, "{question}")]
-    stream = PromptStream(chain_prompts(DEFAULT_SPEC, "train", seed, 4096, *encode), seed)
-    evaluation = chain_prompts(DEFAULT_SPEC, "eval", 0, held_out, *encode)
-
     @jax.jit
-    def step(params, opt_state, prompts, key):
-        samples, counts = sample_adaptive(
-            decoder, params, prompts, RULE, verify, GROUPS, key, sampler
-        )
-        batch = training_batch(samples, counts, prompts, GROUPS)
-        advantages = rloo(batch.rewards, batch.group_ids, GROUPS)
+    def update(params, opt_state, batch):
+        advantages = rloo(batch.rewards, batch.group_ids, DRIVER.groups)
 
         def loss(params):
             logprobs, _ = policy.sequence_logprobs(params, batch.tokens, model)
             old = batch.behaviour_logprobs
-            return policy_loss(logprobs, old, advantages, batch.mask, loss="pg")[0]
+            return policy_loss(logprobs, old, advantages, mask=batch.mask, loss="pg")[0]
 
-        updates, moved = optimizer.update(jax.grad(loss)(params), opt_state, params)
-        new = optax.apply_updates(params, updates), moved
-        # Without any group there is no step, not even one of momentum.
-        params, opt_state = jax.tree.map(
-            lambda a, b: jax.numpy.where(batch.mask.any(), a, b), new, (params, opt_state)
-        )
-        return params, opt_state, samples.consumed, samples.missing
-
-    contexts = sampling.build_contexts([p.tokens for p in evaluation], held_out, PROMPT)
-    requests = sampling.build_requests(
-        range(held_out), range(held_out), [0] * held_out, contexts, held_out, RESPONSE
-    )
-    answers = pad_answers([p.answer_tokens for p in evaluation], RESPONSE)
-
-    @jax.jit
-    def accuracy(params):
-        samples = sampling.sample(decoder, params, contexts, requests, jax.random.key(1), sampler)
-        return verify(samples.tokens, samples.lengths, answers).mean()
+        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
 
     opt_state = optimizer.init(params)
-    history = [float(accuracy(params))]
-    screened = 0
-    started = time.perf_counter()
-    print(f"step   0  held-out accuracy {history[0]:.3f}")
-    for number in range(1, steps + 1):
-        candidates = stream.take(CANDIDATES)
-        prompts = sampling.build_prompts(
-            [p.tokens for p in candidates],
-            [p.visit for p in candidates],
-            pad_answers([p.answer_tokens for p in candidates], RESPONSE),
-            CANDIDATES,
-            PROMPT,
-        )
-        params, opt_state, consumed, missing = step(
-            params, opt_state, prompts, jax.random.key(seed)
-        )
-        stream.put_back(candidates[int(consumed) :])  # those behind the last group were not sampled
-        screened += int(consumed)
-        if number % 10 == 0 or number == steps:
-            history.append(float(accuracy(params)))
-            print(
-                f"step {number:3}  held-out accuracy {history[-1]:.3f}  prompts screened "
-                f"{screened}  groups missing {int(missing)}  {time.perf_counter() - started:.0f} s",
-                flush=True,
-            )
-    return history
+    for step in range(steps + 1):
+        if step % 10 == 0 or step == steps:
+            found = evaluate(evaluator, params, evaluation, correct=verify, room=room)
+            screened = f"prompts screened {driver.prompt_counts.screened}"
+            print(f"step {step:3}  held-out accuracy {found.accuracy:.3f}  {screened}", flush=True)
+        if step < steps:
+            groups, _ = driver.next_groups(params, version=step)
+            batch = build_batch(groups, DRIVER.groups * RULE.max_samples, width=PROMPT + RESPONSE)
+            params, opt_state = update(params, opt_state, batch)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     train(**vars(parser.parse_args()))

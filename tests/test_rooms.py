@@ -16,6 +16,7 @@ ORDER = [
     "data",
     "policy",
     "config",
+    "estimates",
     "replay",
     "rollout",
     "update",

@@ -24,7 +24,7 @@ from rl_speed.evaluation.source import Source, digest, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import row_shards
 from rl_speed.policy import load_tokenizer, prompt_encoder
-from rl_speed.rollout.evaluate import draw_in_calls, plan_calls
+from rl_speed.rollout.evaluate import draw_in_calls, split_requests
 from rl_speed.rollout.generate import GenerationStats, Generator
 from rl_speed.runtime.entry import shown_command
 from rl_speed.runtime.progress import progress_bar
@@ -163,12 +163,13 @@ def run(
         prompt_length=prompt_length,
         key=build.Keys.of(config.seed).evaluate,
     )
-    calls = plan_calls(prompts, samples, pieces, piece, file.done)
+    requests = split_requests(prompts, samples, piece, file.done)
+    room = (pieces, pieces * piece)
     cost = GenerationStats()
     begin = time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
     try:
-        for rollouts, stats in draw_in_calls(generator, policy.params, calls, stop):
+        for rollouts, stats in draw_in_calls(generator, policy.params, requests, room, stop):
             file.append(rollouts, judge(rollouts))
             cost += stats
             bar.update(len(rollouts))

@@ -1,3 +1,10 @@
 """From prompts to scored groups: generation calls, host driver, prompts in flight, the sampling
-buffer, estimates, budgets.
+buffer, held-out evaluation.
 """
+
+from rl_speed.rollout.buffer import SamplingBuffer
+from rl_speed.rollout.calls import capacities
+from rl_speed.rollout.generate import Generator
+from rl_speed.rollout.host_driver import HostDriver
+
+__all__ = ["Generator", "HostDriver", "SamplingBuffer", "capacities"]

@@ -159,17 +159,15 @@ class EvaluationSoFar:
         return cls(np.asarray(state["table"], np.float64), stats)
 
 
-def plan_calls(
-    prompts: Sequence[Prompt], samples: int, pieces: int, piece: int, first: int = 0
-) -> list[list[SampleRequest]]:
-    """Assigns samples to calls.
-
-    Samples are numbered prompt by prompt and are drawn in that order from number `first` on, so
-    calls already made are a prefix of the plan.
+def split_requests(
+    prompts: Sequence[Prompt], samples: int, piece: int, first: int = 0
+) -> list[SampleRequest]:
+    """Requests for all samples of prompts, which are numbered prompt by prompt, from number `first`
+    on.
 
     Args:
-      samples: of each prompt. pieces: requests that fit into a call. piece: most samples of one
-        request; a prompt that needs more gets several requests.
+      samples: of each prompt. piece: most samples of one request; a prompt that needs more gets
+        several requests.
     """
     requests = []
     at = first
@@ -179,16 +177,36 @@ def plan_calls(
             SampleRequest(prompts[prompt], sample, min(piece - sample % piece, samples - sample))
         )
         at += requests[-1].count
-    return [requests[i : i + pieces] for i in range(0, len(requests), pieces)]
+    return requests
+
+
+def fill_calls(
+    requests: Sequence[SampleRequest], room: tuple[int, int]
+) -> list[list[SampleRequest]]:
+    """Packs whole requests into calls, in order, as many as fit.
+
+    Args:
+      room: requests and samples that a call holds.
+    """
+    calls: list[list[SampleRequest]] = []
+    left = 0
+    for request in requests:
+        if not calls or len(calls[-1]) == room[0] or request.count > left:
+            calls.append([])
+            left = room[1]
+        calls[-1].append(request)
+        left -= request.count
+    return calls
 
 
 def draw_in_calls(
     generator: Generator,
     params: Any,
-    calls: Sequence[Sequence[SampleRequest]],
+    requests: Sequence[SampleRequest],
+    room: tuple[int, int],
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Rollouts, GenerationStats]]:
-    """For each call: the samples in the order of its requests, and their cost.
+    """The samples of each call of `fill_calls`, in the order of its requests, and their cost.
 
     All calls share one compiled program. The next call is dispatched before a result is returned,
     so that scoring on the host overlaps generation. When `stop` returns True no call is dispatched;
@@ -197,7 +215,7 @@ def draw_in_calls(
     """
     pending: deque = deque()
     with contextlib.suppress(CallStopped):
-        for call in calls:
+        for call in fill_calls(requests, room):
             if stop():
                 break
             pending.append(generator.dispatch(params, call))
@@ -224,25 +242,6 @@ def plan_requests(sets: Mapping[str, HeldOutSet]) -> list[SampleRequest]:
         for name in drawing_order(sets)
         for prompt in numbered(name, sets[name].prompts)
     ]
-
-
-def fill_calls(
-    requests: Sequence[SampleRequest], room: tuple[int, int]
-) -> list[list[SampleRequest]]:
-    """Packs whole requests into calls, in order, as many as fit.
-
-    Args:
-      room: requests and samples that a call holds.
-    """
-    calls: list[list[SampleRequest]] = []
-    left = 0
-    for request in requests:
-        if not calls or len(calls[-1]) == room[0] or request.count > left:
-            calls.append([])
-            left = room[1]
-        calls[-1].append(request)
-        left -= request.count
-    return calls
 
 
 def evaluate(
@@ -273,8 +272,8 @@ def evaluate(
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     requests = plan_requests(sets)
-    calls = fill_calls(requests[so_far.done :], room)
-    for rollouts, more in draw_in_calls(generator, params, calls, stop):
+    remaining = requests[so_far.done :]
+    for rollouts, more in draw_in_calls(generator, params, remaining, room, stop):
         right = np.where(rollouts.nonfinite, 0, correct(rollouts))
         surprise = -rollouts.logprobs.sum(1, dtype=np.float64) / np.maximum(rollouts.lengths, 1)
         columns = _by_prompt(rollouts, right, surprise)

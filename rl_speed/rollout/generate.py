@@ -25,7 +25,6 @@ from rl_speed.sampling import (
     build_requests,
     sample_sharded,
 )
-from rl_speed.sampling.sampler import samples_of
 from rl_speed.sampling.sharded import advance_sharded, begin_sharded
 
 # Calls of less work (parameters times tokens) stay one program: they end within seconds on a CPU,
@@ -339,7 +338,7 @@ class Generator:
                 self._part_steps *= 2
             elif seconds > _PART_S[1] and self._part_steps > 1:
                 self._part_steps //= 2
-        return samples_of(state)
+        return state.samples
 
     def _look(self) -> None:
         if self.stop is not None and self.stop():

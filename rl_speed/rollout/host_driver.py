@@ -31,43 +31,36 @@ from rl_speed.activity import activity
 from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import PromptStream
 from rl_speed.data.rollouts import Rollouts, pack, unpack
+from rl_speed.estimates.budgets import Allocation, pack_visits, unpack_visits
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.budgets import Allocation, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
-from rl_speed.rollout.call_plan import CallPlan
-from rl_speed.rollout.expected_lengths import ExpectedLengths
-from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
-from rl_speed.rollout.in_flight import (
+from rl_speed.rollout.calls import (
     ActivePrompt,
+    CallPlan,
+    ExpectedLengths,
     PendingCall,
     make_active,
     pack_cached,
     rule_columns,
     unpack_cached,
 )
-from rl_speed.rollout.prompt_counts import PromptCounts, StepReport, starved
-from rl_speed.rollout.screening import Screening
+from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
+from rl_speed.rollout.screening import PromptCounts, Screening, StepReport, starved
 from rl_speed.sampling import (
     ACCEPTED,
     COMPLETE,
     REJECTED,
     SCREENING,
-    AdaptiveSpeed,
-    Band,
     Counts,
-    Dynamic,
     Rule,
     RuleState,
-    Speed,
-    Uniform,
     compiled_decide,
+    group_size,
+    needs,
 )
 
 # rollouts -> (rewards f32[R], correct bool[R])
 Scorer = Callable[[Rollouts], tuple[np.ndarray, np.ndarray]]
-# Rules whose groups all have `max_samples` samples, the number a batch has room for
-# (config.rule.n).
-OF_ONE_SIZE = (Uniform, Dynamic, Band, Speed, AdaptiveSpeed)
 # Whole groups -> the same groups with shaped rewards (update/shaping.py).
 Shape = Callable[[Rollouts], Rollouts]
 
@@ -77,7 +70,7 @@ class HostDriver:
 
     Args:
       rule: the sampling rule. stream: prompts. generator: the sampler, with capacities
-        `call_plan.capacities(rule, config)`.
+        `capacities(rule, config)`.
       score: the verifier. buffer: holds complete groups. config: how many to screen, pre-fetch,
         limits.
       budgets, prefixes: see `Screening`.
@@ -277,8 +270,7 @@ class HostDriver:
         held = (self._active, self._pending, self.buffer)
         going, waiting = self._plan.to_continue(*held)
         fresh = [
-            ActivePrompt(p, None, SCREENING, 0, 0, 0)
-            for p in self.stream.take(self._plan.to_screen(*held, self.acceptance))
+            ActivePrompt(p) for p in self.stream.take(self._plan.to_screen(*held, self.acceptance))
         ]
         if not (active := going + fresh):
             return False
@@ -327,8 +319,9 @@ class HostDriver:
             estimates, budgets = asked
             for prompt, estimate in zip(fresh, estimates.tolist()):
                 prompt.estimate = estimate
-        for prompt, budget in zip(fresh, self._ask(fresh, first=True, budgets=budgets)):
-            prompt.budget, prompt.cached = budget, self.screening.cached(prompt.prompt)
+        self._ask(fresh, first=True, budgets=budgets)
+        for prompt in fresh:
+            prompt.cached = self.screening.cached(prompt.prompt)
 
     def _collect(self, version: int, report: StepReport) -> None:
         """Scores and decides the oldest pending call. It stays pending if scoring fails."""
@@ -384,8 +377,11 @@ class HostDriver:
         first: bool = False,
         budgets: np.ndarray | None = None,
     ) -> list[int]:
-        """Writes the rule's answer into the prompts' want, phase, round. Returns status per prompt
-        (budget if `first`).
+        """Writes the rule's answer into the prompts' want and state. Returns the status of each.
+
+        Args:
+          first: whether the prompts are new. budgets: of new prompts, from estimates; None: the
+            rule's own.
         """
         # A call from a checkpoint may be larger than the current capacity.
         size = max(self._plan.capacity, len(prompts))
@@ -403,22 +399,18 @@ class HostDriver:
                 state = self.rule.init(size, None if budgets is None else column(budgets))
             else:
                 state = RuleState(
-                    *(
-                        column([getattr(a, name) for a in prompts])
-                        for name in ("phase", "round", "budget")
-                    )
+                    phase=column([a.phase for a in prompts]),
+                    round=column([a.round for a in prompts]),
+                    budget=column([a.budget for a in prompts]),
                 )
-            decision, state = self._decide(
-                Counts(launched=launched, done=launched, positive=positive, varied=varied), state
-            )
-            want, status, phase, rounds, budget = map(
-                np.asarray, (decision.want, decision.status, state.phase, state.round, state.budget)
-            )
+            counts = Counts(launched=launched, done=launched, positive=positive, varied=varied)
+            decision, state = jax.device_get(self._decide(counts, state))
         for i, prompt in enumerate(prompts):
-            prompt.want = int(want[i])
-            prompt.phase = int(phase[i])
-            prompt.round = int(rounds[i])
-        return (budget if first else status)[: len(prompts)].tolist()
+            prompt.want = int(decision.want[i])
+            prompt.phase = int(state.phase[i])
+            prompt.round = int(state.round[i])
+            prompt.budget = int(state.budget[i])
+        return decision.status[: len(prompts)].tolist()
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
         """Adds rewards and correctness, in one call of the scorer."""
@@ -560,10 +552,10 @@ class HostDriver:
 
     def _check_sizes(self) -> None:
         """Raises ValueError if a batch has no room for groups of the checkpoint."""
-        # With a maximum age of 0, complete groups and prompts in flight expire before the next
-        # step.
-        if not isinstance(self.rule, OF_ONE_SIZE) or self.buffer.max_age == 0:
-            return
+        if needs(self.rule, "budgets") or group_size(self.rule) < self.rule.max_samples:
+            return  # groups of many sizes share a batch, or not all samples are trained on
+        if self.buffer.max_age == 0:
+            return  # complete groups and prompts in flight expire before the next step
         coming = [*self._active, *(a for call in self._pending for a in call.active)]
         largest = max(self.buffer.largest, *(a.want for a in coming), 0)
         if largest > self.rule.max_samples:

@@ -19,6 +19,8 @@ from rl_speed.sampling.rules import (
     Speed,
     Uniform,
     compiled_decide,
+    group_size,
+    needs,
     two_phase,
 )
 from rl_speed.sampling.sampler import sample
@@ -82,6 +84,8 @@ __all__ = [
     "check_decoder",
     "compiled_decide",
     "two_phase",
+    "group_size",
+    "needs",
     "decoder_from_cached_model",
     "sample",
     "sample_adaptive",

@@ -33,12 +33,12 @@ from rl_speed.sampling.contract import (
 from rl_speed.sampling.logits import request_keys
 from rl_speed.sampling.rules import Rule
 from rl_speed.sampling.sampler import (
-    Output,
     SlotRequests,
     Slots,
+    count_step,
     decode_one,
-    empty_output,
     idle_slots,
+    no_samples,
 )
 from rl_speed.sampling.types import (
     ACCEPTED,
@@ -51,6 +51,7 @@ from rl_speed.sampling.types import (
     Prompts,
     RuleState,
     SamplerConfig,
+    Samples,
 )
 
 # (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; correct above
@@ -79,23 +80,15 @@ class CandidateState(NamedTuple):
     rule: RuleState
 
 
-class Statistics(NamedTuple):
-    steps: Array
-    slot_steps: Array
-    queue_steps: Array
-    queue_slot_steps: Array
-    head_of_line: Array
-
-
 class State(NamedTuple):
     slots: Slots
     keys: Array  # [S, ...], data of each slot's request key
     pool: Pool
     cache: Any
-    output: Output
+    samples: Samples
     rewards: Array
     known: CandidateState
-    statistics: Statistics
+    head_of_line: Array  # i32[], see `AdaptiveSamples.head_of_line_steps`
     going: Array  # bool[]
 
 
@@ -409,7 +402,6 @@ def sample_adaptive(
         lambda: jax.random.key_data(request_keys(key, *jnp.zeros((2, config.slots), jnp.int32)))
     )
     zeros = jnp.zeros((candidates,), jnp.int32)
-    zero = jnp.int32(0)
     rule_state = rule.init(candidates, prompts.budget)
     counts = Counts(launched=zeros, done=zeros, positive=zeros)
     first = rule.decide(counts, rule_state)[0]
@@ -443,7 +435,7 @@ def sample_adaptive(
             state.slots,
             state.keys,
             state.known.counts.launched,
-            state.output.start_step,
+            state.samples.start_step,
             jnp.int32(0),
         )
         now = jax.lax.cond(
@@ -456,7 +448,7 @@ def sample_adaptive(
                 per_prompt=per_prompt,
                 target=target,
                 key=key,
-                step=state.statistics.steps,
+                step=state.samples.decode_steps,
             ),
             lambda now: now._replace(
                 waiting=jnp.sum(available(state.known, pool, target, pool_size))
@@ -466,7 +458,6 @@ def sample_adaptive(
         slots = now.slots
         waiting = now.waiting
         known = state.known._replace(counts=state.known.counts.replace(launched=now.launched))
-        output = state.output._replace(start_step=now.start_step)
         row = jnp.minimum(slots.request, capacity - 1)
         prompt = row // per_prompt
         index = row % per_prompt
@@ -483,13 +474,13 @@ def sample_adaptive(
             key=jax.random.wrap_key_data(now.keys, impl=jax.random.key_impl(key)),
         )
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
-        slots, cache, output, ended = decode_one(
+        slots, cache, samples, ended = decode_one(
             decoder,
             params,
             pool.kv,
             cache=state.cache,
             slots=slots,
-            output=output,
+            samples=state.samples.replace(start_step=now.start_step),
             mine=mine,
             config=config,
         )
@@ -497,9 +488,9 @@ def sample_adaptive(
         def score(rewards: Array, known: CandidateState) -> tuple[Array, CandidateState, Array]:
             with jax.named_scope("verify"):
                 answer = jax.tree.map(lambda x: x[prompt], prompts.answer)
-                broken = output.nonfinite[row]
-                lengths = jnp.where(ended & ~broken, output.lengths[row], 0)
-                responses = whole_responses(prompts, prompt, index, output.tokens[row], lengths)
+                broken = samples.nonfinite[row]
+                lengths = jnp.where(ended & ~broken, samples.lengths[row], 0)
+                responses = whole_responses(prompts, prompt, index, samples.tokens[row], lengths)
                 reward_S = jnp.where(ended & broken, 0.0, call_verify(verify, *responses, answer))
             rewards = rewards.at[jnp.where(ended, row, capacity)].set(reward_S, mode="drop")
             known = judge(known, rule, prompt, ended, reward_S > 0.5)
@@ -515,16 +506,7 @@ def sample_adaptive(
             state.rewards,
             known,
         )
-        s = state.statistics
-        waits = waiting > 0
         enough = (jnp.sum(known.status == COMPLETE) >= target) if target else jnp.bool_(False)
-        statistics = Statistics(
-            s.steps + 1,
-            s.slot_steps + busy,
-            s.queue_steps + waits,
-            s.queue_slot_steps + busy * waits,
-            s.head_of_line + (enough & going),
-        )
         # Ends if no slot is busy: a rule that wants no more samples of an open prompt would loop
         # forever.
         return State(
@@ -532,10 +514,10 @@ def sample_adaptive(
             now.keys,
             pool,
             cache=cache,
-            output=output,
+            samples=count_step(samples, busy, waiting > 0, config.slots),
             rewards=rewards,
             known=known,
-            statistics=statistics,
+            head_of_line=state.head_of_line + (enough & going),
             going=going & (busy > 0),
         )
 
@@ -545,10 +527,10 @@ def sample_adaptive(
             jnp.zeros(no_keys.shape, no_keys.dtype),
             pool,
             cache=call_init_cache(decoder, config.slots, config.max_new),
-            output=empty_output(capacity, config.max_new),
+            samples=no_samples(capacity, config.max_new),
             rewards=jnp.zeros((capacity,), jnp.float32),
             known=known,
-            statistics=Statistics(*[zero] * 5),
+            head_of_line=jnp.int32(0),
             going=prompts.count > 0,
         )
         state = jax.lax.while_loop(lambda s: s.going, body, state)
@@ -560,51 +542,47 @@ def finish(
 ) -> tuple[AdaptiveSamples, Counts]:
     """Results for the caller: samples after the last group are removed, or marked."""
     known = state.known
-    output = state.output
-    s = state.statistics
+    samples = state.samples
     candidates = known.status.shape[0]
     consumed, _ = settled(known, prompts.count, target)
     kept = jnp.arange(candidates) < consumed
     complete = (known.status == COMPLETE) & kept
     selected = complete & (before(complete) < target) if target else complete
     kept_R = jnp.repeat(kept, per_prompt)
-    wasted = jnp.sum(jnp.where(kept_R, 0, output.lengths))
+    wasted = jnp.sum(jnp.where(kept_R, 0, samples.lengths))
     rewards = state.rewards
     status = known.status
     counts = known.counts
     if surplus == "discard":
 
         def clear(x, keep):
+            if not x.ndim:  # a counter of the loop
+                return x
             return jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
 
-        output, rewards = jax.tree.map(lambda x: clear(x, kept_R), (output, rewards))
+        samples, rewards = jax.tree.map(lambda x: clear(x, kept_R), (samples, rewards))
         counts, status = jax.tree.map(lambda x: clear(x, kept), (counts, status))
     prefix = None
     if prompts.prefixes is not None:
         row = jnp.arange(candidates * per_prompt)
         tokens, lengths = whole_responses(
-            prompts, row // per_prompt, row % per_prompt, output.tokens, output.lengths
+            prompts, row // per_prompt, row % per_prompt, samples.tokens, samples.lengths
         )
-        prefix = jnp.where(lengths > 0, lengths - output.lengths, 0)
-        output = output._replace(
-            tokens=tokens, lengths=lengths, logprobs=behind(output.logprobs, prefix[:, None])
+        prefix = jnp.where(lengths > 0, lengths - samples.lengths, 0)
+        samples = samples.replace(
+            tokens=tokens, lengths=lengths, logprobs=behind(samples.logprobs, prefix[:, None])
         )
     missing = (
         jnp.maximum(target - jnp.sum(selected, dtype=jnp.int32), 0) if target else jnp.int32(0)
     )
     return AdaptiveSamples(
-        **output._asdict(),
-        decode_steps=s.steps,
-        slot_steps=s.slot_steps,
-        queue_steps=s.queue_steps,
-        queue_slot_steps=s.queue_slot_steps,
-        room_steps=s.steps * len(state.slots.request),
+        **vars(samples),
         rewards=rewards,
         status=status,
         selected=selected,
         consumed=consumed,
         missing=missing,
         wasted_tokens=wasted,
-        head_of_line_steps=s.head_of_line,
+        head_of_line_steps=state.head_of_line,
         prefix=prefix,
     ), counts

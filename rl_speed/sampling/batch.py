@@ -1,8 +1,11 @@
-"""Turns the samples of `sample_adaptive` into training rows, inside the compiled program.
+"""Training rows: prompt, then response.
 
-`training_batch` does it all. `select` and `to_batch` are its halves, for programs that choose among
-a group's samples.
+`training_batch` makes them of the samples of `sample_adaptive`, inside the compiled program.
+`select` and `to_batch` are its halves, for programs that choose among a group's samples.
+`join_rows` is the layout, also for samples on the host (`update.batch.build_batch`).
 """
+
+from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
@@ -52,6 +55,53 @@ def select(samples: AdaptiveSamples, counts: Counts, target: int) -> Array:
     return jnp.where(drawn, chosen * per_prompt + index, rows).ravel()
 
 
+def join_rows(
+    prompts: Array,
+    start: Array,
+    tokens: Array,
+    logprobs: Array,
+    lengths: Array,
+    prefix: Array | None,
+    *,
+    width: int,
+    mask_prefix: bool,
+    xp: Any = jnp,
+) -> tuple[Array, Array, Array]:
+    """Joins K prompts and responses: (tokens i32[K, W], mask bool[K, W - 1], behaviour log-probs
+    f32[K, W - 1]); see `Batch`.
+
+    Args:
+      prompts: i32[K, L], prompts, also with more tokens after them. start: i32[K], tokens of the
+        prompt; with `lengths` 0 for a padding row.
+      tokens, logprobs: i32[K, T] and f32[K, T], of responses. lengths: i32[K]. prefix: i32[K],
+        replayed tokens, or None.
+      width: W, tokens of a row. mask_prefix: see `to_batch`.
+      xp: numpy or jax.numpy.
+    """
+    rows = len(start)
+    at = xp.arange(width)[None]
+    start = start[:, None]
+    lengths = lengths[:, None]
+    is_response = (at >= start) & (at < start + lengths)
+
+    def shifted(x, by):
+        place = xp.clip(at - by, 0, x.shape[1] - 1)
+        return xp.take_along_axis(x, xp.broadcast_to(place, (rows, width)), axis=1)
+
+    is_prompt = at < start
+    row_tokens = xp.where(
+        is_response, shifted(tokens, start), xp.where(is_prompt, shifted(prompts, 0), 0)
+    )
+    mask = is_response
+    behaviour = xp.where(is_response, shifted(logprobs, start), xp.float32(0))
+    if prefix is not None:
+        replayed = is_response & (at < start + prefix[:, None])
+        behaviour = xp.where(replayed, xp.float32(0 if mask_prefix else xp.nan), behaviour)
+        if mask_prefix:
+            mask = mask & ~replayed
+    return row_tokens, mask[:, 1:], behaviour[:, 1:]
+
+
 def to_batch(
     samples: AdaptiveSamples,
     prompts: Prompts,
@@ -69,43 +119,28 @@ def to_batch(
         behaviour log-probs, because no policy of the run sampled them.
     """
     per_prompt = samples.lengths.shape[0] // prompts.lengths.shape[0]
-    room = samples.tokens.shape[1]
     rows = jnp.minimum(rows, samples.lengths.shape[0] - 1)
     used = group_ids >= 0
     prompt = rows // per_prompt
     lengths = prompts.lengths if prompts.prefixes is None else prompts.prefixes.prompt_length
-    start = lengths[prompt][:, None]
-    length = samples.lengths[rows][:, None]
-    context = prompts.tokens[prompt]
-    at = jnp.arange(width)[None]
-    from_context = jnp.take_along_axis(
-        context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(rows), width)), axis=1
+    response_lengths = jnp.where(used, samples.lengths[rows], 0)
+    tokens, mask, behaviour = join_rows(
+        prompts.tokens[prompt],
+        jnp.where(used, lengths[prompt], 0),
+        samples.tokens[rows],
+        logprobs=samples.logprobs[rows],
+        lengths=response_lengths,
+        prefix=None if samples.prefix is None else samples.prefix[rows],
+        width=width,
+        mask_prefix=mask_prefix,
     )
-
-    def from_response(x):
-        return jnp.take_along_axis(x[rows], jnp.clip(at - start, 0, room - 1), axis=1)
-
-    is_response = (at >= start) & (at < start + length) & used[:, None]
-    tokens = jnp.where(
-        is_response,
-        from_response(samples.tokens),
-        jnp.where((at < start) & used[:, None], from_context, 0),
-    )
-    mask = is_response
-    behaviour = jnp.where(is_response, from_response(samples.logprobs), 0.0)
-    if samples.prefix is not None:
-        replayed = is_response & (at < start + samples.prefix[rows][:, None])
-        if mask_prefix:
-            mask = mask & ~replayed
-        else:
-            behaviour = jnp.where(replayed, jnp.nan, behaviour)
     return Batch(
         tokens=tokens,
-        mask=mask[:, 1:],
-        behaviour_logprobs=behaviour[:, 1:],
+        mask=mask,
+        behaviour_logprobs=behaviour,
         rewards=jnp.where(used, samples.rewards[rows], 0.0),
         group_ids=group_ids,
-        lengths=jnp.where(used, samples.lengths[rows], 0),
+        lengths=response_lengths,
     )
 
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from rl_speed.sampling.contract import call_init_cache, check_limits, checked
 from rl_speed.sampling.logits import request_keys
 from rl_speed.sampling.sampler import (
-    LoopCounts,
     check_tables,
+    count_step,
     decode_one,
-    empty_output,
     idle_slots,
+    no_samples,
     prefill_pool,
     refill,
     requests_of,
@@ -42,46 +42,42 @@ def sample_lockstep(
     context_kv = prefill_pool(decoder, params, contexts, config.prefill_chunk)
     keys_R = request_keys(key, requests.visit, requests.sample_index)
     first_token_R = contexts.tokens[requests.context, jnp.maximum(requests.context_length - 1, 0)]
-    zero = jnp.int32(0)
 
     def batch(state):
-        queue_next, cache, output, stats = state
+        queue_next, cache, samples = state
         slots, queue_next, taken = refill(
             idle_slots(config.slots, capacity), queue_next, requests, first_token_R
         )
-        start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(
-            stats.decode_steps, mode="drop"
+        start = samples.start_step.at[jnp.where(taken, slots.request, capacity)].set(
+            samples.decode_steps, mode="drop"
         )
         waiting = queue_next < requests.count
 
         def step(state):
-            slots, cache, output, stats = state
+            slots, cache, samples = state
             busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
-            slots, cache, output, _ = decode_one(
+            slots, cache, samples, _ = decode_one(
                 decoder,
                 params,
                 context_kv,
                 cache=cache,
                 slots=slots,
-                output=output,
+                samples=samples,
                 mine=requests_of(slots, requests, keys_R),
                 config=config,
             )
-            more = LoopCounts(1, busy, waiting, busy * waiting, config.slots)
-            return slots, cache, output, jax.tree.map(jnp.add, stats, more)
+            return slots, cache, count_step(samples, busy, waiting, config.slots)
 
-        _, cache, output, stats = jax.lax.while_loop(
+        _, cache, samples = jax.lax.while_loop(
             lambda s: jnp.any(s[0].request < capacity),
             step,
-            (slots, cache, output._replace(start_step=start), stats),
+            (slots, cache, samples.replace(start_step=start)),
         )
-        return queue_next, cache, output, stats
+        return queue_next, cache, samples
 
     state = (
-        zero,
+        jnp.int32(0),
         call_init_cache(decoder, config.slots, config.max_new),
-        empty_output(capacity, config.max_new),
-        LoopCounts(*(zero,) * 5),
+        no_samples(capacity, config.max_new),
     )
-    _, _, output, stats = jax.lax.while_loop(lambda s: s[0] < requests.count, batch, state)
-    return Samples(**output._asdict(), **stats._asdict())
+    return jax.lax.while_loop(lambda s: s[0] < requests.count, batch, state)[2]

@@ -429,8 +429,12 @@ class Sequential:
     def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
         return init_state(num_prompts, self.max_samples)
 
+    def resolved(self, positive: Array, done: Array) -> Array:
+        """Whether prompts have enough correct and enough wrong samples, bool[P]."""
+        return (positive >= self.k_pos) & (done - positive >= self.k_neg)
+
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
-        resolved = (counts.positive >= self.k_pos) & (counts.done - counts.positive >= self.k_neg)
+        resolved = self.resolved(counts.positive, counts.done)
         spent = counts.done >= self.max_samples
         unresolved = COMPLETE if self.on_unresolved == "keep" else REJECTED
         status = jnp.where(

@@ -54,28 +54,6 @@ class SlotRequests(NamedTuple):
     key: Array
 
 
-class Output(NamedTuple):
-    """Rows of the result, as in `Samples`."""
-
-    tokens: Array
-    lengths: Array
-    logprobs: Array
-    kept_logmass: Array
-    truncated: Array
-    nonfinite: Array
-    start_step: Array
-
-
-class LoopCounts(NamedTuple):
-    """Counters of the decode loop: i32[] each, as in `Samples`."""
-
-    decode_steps: Array
-    slot_steps: Array
-    queue_steps: Array
-    queue_slot_steps: Array
-    room_steps: Array
-
-
 class Fixed(NamedTuple):
     """Inputs of a call's decode steps; `params` are prepared."""
 
@@ -92,8 +70,7 @@ class Decoding(NamedTuple):
     slots: Slots
     queue_next: Array
     cache: Any
-    output: Output
-    counts: LoopCounts
+    samples: Samples
 
 
 def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
@@ -132,12 +109,13 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
     ]
 
 
-def empty_output(capacity: int, max_new: int) -> Output:
-    """Rows before any token is drawn."""
+def no_samples(capacity: int, max_new: int) -> Samples:
+    """Samples before any token is drawn, with counters at zero."""
     shape = (capacity, max_new)
     zeros = jnp.zeros((capacity,), jnp.int32)
     no = jnp.zeros((capacity,), bool)
-    return Output(
+    zero = jnp.int32(0)
+    return Samples(
         tokens=jnp.zeros(shape, jnp.int32),
         lengths=zeros,
         logprobs=jnp.zeros(shape, jnp.float32),
@@ -145,6 +123,27 @@ def empty_output(capacity: int, max_new: int) -> Output:
         truncated=no,
         nonfinite=no,
         start_step=zeros,
+        decode_steps=zero,
+        slot_steps=zero,
+        queue_steps=zero,
+        queue_slot_steps=zero,
+        room_steps=zero,
+    )
+
+
+def count_step(samples: Samples, busy: Array, waiting: Array, width: int) -> Samples:
+    """Adds one iteration of the decode loop to the counters.
+
+    Args:
+      busy: i32[], rows that decoded. waiting: bool[], whether a request waited for a slot. width:
+        all rows.
+    """
+    return samples.replace(
+        decode_steps=samples.decode_steps + 1,
+        slot_steps=samples.slot_steps + busy,
+        queue_steps=samples.queue_steps + waiting,
+        queue_slot_steps=samples.queue_slot_steps + busy * waiting,
+        room_steps=samples.room_steps + width,
     )
 
 
@@ -195,16 +194,16 @@ def decode_one(
     context_kv,
     cache,
     slots: Slots,
-    output: Output,
+    samples: Samples,
     mine: SlotRequests,
     config: SamplerConfig,
 ):
     """Decodes one token in every busy slot into its request's row; slots whose request ended become
     idle.
 
-    Returns (slots, cache, output, ended bool[S]).
+    Returns (slots, cache, samples, ended bool[S]). Counters do not change.
     """
-    capacity = output.lengths.shape[0]
+    capacity = samples.lengths.shape[0]
     active = slots.request < capacity
     logits, cache = call_decode(
         decoder,
@@ -232,19 +231,19 @@ def decode_one(
         return x.at[at].set(value, mode="drop")
 
     cell = (jnp.where(finite, slots.request, capacity), slots.suffix_length)
-    output = output._replace(
-        tokens=put(output.tokens, cell, token),
-        logprobs=put(output.logprobs, cell, logprob),
-        lengths=put(output.lengths, slots.request, length),
-        truncated=put(output.truncated, slots.request, ended & finite & ~is_end),
-        nonfinite=put(output.nonfinite, slots.request, ~finite),
+    samples = samples.replace(
+        tokens=put(samples.tokens, cell, token),
+        logprobs=put(samples.logprobs, cell, logprob),
+        lengths=put(samples.lengths, slots.request, length),
+        truncated=put(samples.truncated, slots.request, ended & finite & ~is_end),
+        nonfinite=put(samples.nonfinite, slots.request, ~finite),
     )
     if config.truncates:
-        output = output._replace(kept_logmass=put(output.kept_logmass, cell, kept))
+        samples = samples.replace(kept_logmass=put(samples.kept_logmass, cell, kept))
     slots = Slots(
         request=jnp.where(ended, capacity, slots.request), token=token, suffix_length=length
     )
-    return slots, cache, output, ended
+    return slots, cache, samples, ended
 
 
 def requests_of(slots: Slots, requests: Requests, keys_R: Array) -> SlotRequests:
@@ -313,7 +312,7 @@ def sample(
       TypeError: a decoder function returns a wrong type, or the key is not a typed key.
     """
     fixed, state = begin(decoder, params, contexts, requests, key, config=config)
-    return samples_of(decode_steps(decoder, fixed, state, config=config))
+    return decode_steps(decoder, fixed, state, config=config).samples
 
 
 def begin(
@@ -348,8 +347,7 @@ def begin(
         slots=slots,
         queue_next=queue_next,
         cache=call_init_cache(decoder, config.slots, config.max_new),
-        output=empty_output(capacity, config.max_new),
-        counts=LoopCounts(*(jnp.int32(0),) * 5),
+        samples=no_samples(capacity, config.max_new),
     )
 
 
@@ -361,39 +359,39 @@ def decode_steps(
     config: SamplerConfig,
     limit: Array | None = None,
 ) -> Decoding:
-    """Makes at most `limit` decode steps, or all (None). Tokens do not depend on it."""
+    """Makes at most `limit` decode steps, or all (None). Tokens do not depend on it.
+
+    The samples are complete when all requests have ended.
+    """
     requests = fixed.requests
     capacity = fixed.requests.context.shape[0]
 
     def body(state: Decoding) -> Decoding:
-        counts = state.counts
-        width = len(state.slots.request)
         busy = jnp.sum(state.slots.request < capacity, dtype=jnp.int32)
         waiting = state.queue_next < requests.count
-        slots, cache, output, _ = decode_one(
+        slots, cache, samples, _ = decode_one(
             decoder,
             fixed.params,
             fixed.context_kv,
             cache=state.cache,
             slots=state.slots,
-            output=state.output,
+            samples=state.samples,
             mine=requests_of(state.slots, requests, fixed.keys_R),
             config=config,
         )
         slots, queue_next, taken = refill(slots, state.queue_next, requests, fixed.first_token_R)
-        start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(
-            counts.decode_steps + 1, mode="drop"
+        samples = count_step(samples, busy, waiting, len(state.slots.request))
+        start = samples.start_step.at[jnp.where(taken, slots.request, capacity)].set(
+            samples.decode_steps, mode="drop"
         )
-        more = LoopCounts(1, busy, waiting, busy * waiting, width)
         return Decoding(
             slots=slots,
             queue_next=queue_next,
             cache=cache,
-            output=output._replace(start_step=start),
-            counts=jax.tree.map(jnp.add, counts, more),
+            samples=samples.replace(start_step=start),
         )
 
-    until = None if limit is None else state.counts.decode_steps + limit
+    until = None if limit is None else state.samples.decode_steps + limit
     wider: list[tuple[Decoding, Array]] = []
     with jax.named_scope("decode_loop"):
         for narrower in (*config.tail_slots, 0):
@@ -401,7 +399,7 @@ def decode_steps(
             def goes_on(state: Decoding, narrower=narrower) -> Array:
                 busy = jnp.sum(state.slots.request < capacity)
                 enough = (busy > narrower) | ((busy > 0) & (state.queue_next < requests.count))
-                return enough if until is None else enough & (state.counts.decode_steps < until)
+                return enough if until is None else enough & (state.samples.decode_steps < until)
 
             state = jax.lax.while_loop(goes_on, body, state)
             if narrower:
@@ -423,8 +421,3 @@ def decode_steps(
         slots, cache = jax.tree.map(put, (whole.slots, whole.cache), (state.slots, state.cache))
         state = state._replace(slots=slots, cache=cache)
     return state
-
-
-def samples_of(state: Decoding) -> Samples:
-    """The samples of a call whose requests have all ended."""
-    return Samples(**state.output._asdict(), **state.counts._asdict())

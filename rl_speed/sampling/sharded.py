@@ -100,8 +100,8 @@ def begin_sharded(
 ) -> tuple[Fixed, Decoding]:
     """`sample_sharded` up to its first decode step, for a host that checks the call between parts.
 
-    `advance_sharded` makes decode steps; `samples_of` then gives bit for bit the same samples. Not
-    for several devices on `tensor`: the partitioner's split of an empty cache is not specified.
+    `advance_sharded` makes decode steps; the samples are bit for bit the same. Not for several
+    devices on `tensor`: the partitioner's split of an empty cache is not specified.
     """
 
     def start(params, tables, key):

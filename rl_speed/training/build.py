@@ -33,6 +33,10 @@ from rl_speed.data.orders import ForecastOrder
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.select import contaminated
 from rl_speed.data.tasks import POLICIES, TASKS
+from rl_speed.estimates.budgets import Allocation, Budgets
+from rl_speed.estimates.counted import BetaEma, EmaEstimator
+from rl_speed.estimates.forecast import ForecastScreening
+from rl_speed.estimates.value_head import ValueEstimator
 from rl_speed.mesh import (
     disjoint,
     gathered,
@@ -84,12 +88,8 @@ from rl_speed.rewards.scorer import (
     exact_answers,
     integer_answers,
 )
-from rl_speed.rollout.budgets import Allocation, Budgets
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.rollout.call_plan import capacities
-from rl_speed.rollout.counted import BetaEma
-from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
-from rl_speed.rollout.forecast import ForecastScreening
+from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.generate import Generator
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.hosts import Hosts

@@ -15,7 +15,7 @@ from rl_speed.config import Config
 from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
 from rl_speed.mesh import GENERATE_RULES, batch_sharding, row_shards
 from rl_speed.policy import ModelConfig, num_params, param_shardings
-from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.out_of_memory import (
     WAITING,

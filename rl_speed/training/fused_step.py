@@ -12,22 +12,22 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.estimates.budgets import Allocation
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.budgets import Allocation
 from rl_speed.rollout.generate import GenerationStats
-from rl_speed.rollout.prompt_counts import StepReport, starved
-from rl_speed.rollout.screening import Screening
+from rl_speed.rollout.screening import Screening, StepReport, starved
 from rl_speed.runtime.metrics import PhaseTimer
-from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
+from rl_speed.sampling import COMPLETE, REJECTED, HostVerify, needs
 from rl_speed.sampling.callback import raise_failure
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_rollouts
-from rl_speed.training.steps import StepResult, under_train
+from rl_speed.training.split_step import Metrics, under_train
 from rl_speed.update.state import TrainState
 
 
 class FusedStep:
-    """The `Step` that is one program: nothing is in flight between steps, and no sample is stale.
+    """A step that is one program: nothing is in flight between steps, and no sample is stale. The
+    loop calls it as it calls `SplitStep`.
 
     Args:
       program: the compiled step. table: builds its candidates. stream: their source. fused: the
@@ -40,7 +40,7 @@ class FusedStep:
     Attributes:
       screening: prompt counts; always `screened = rejected + completed`.
       wasted_tokens: tokens drawn for candidates that were not needed, since the run began.
-      whole: see `Step`.
+      whole: False after an error left the state on the host half changed.
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class FusedStep:
         version: int,
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
-    ) -> tuple[TrainState, StepResult]:
-        """See `Step`. If no candidate is accepted, nothing is updated and the next ones are tried.
+    ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
+        """See `SplitStep`. If no candidate is accepted, nothing is updated, and the next ones are
+        tried.
 
         Raises:
           StarvedError: no candidate was accepted in `max_calls` attempts.
@@ -87,14 +88,14 @@ class FusedStep:
         with timer.phase("fused"):
             while report.generation.calls < self._max_calls:
                 if stop():
-                    return state, StepResult(None, report)
+                    return state, None, report, dict
                 state, metrics, rollouts = self._attempt(state, version, report)
                 if rollouts is not None:
                     self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
                     report.short = self._groups - len(rollouts.prompts)
                     self._unfinished = None
                     numbers = under_train(metrics)
-                    return state, StepResult(rollouts, report, lambda: numbers)
+                    return state, rollouts, report, lambda: numbers
         self._unfinished = None
         error = starved(
             f"none of {report.screened} candidates was accepted in {self._max_calls} attempts",
@@ -113,7 +114,7 @@ class FusedStep:
         capacity = self._table.capacity
         screening = self.screening
         prompts = self.stream.take(
-            self._groups if isinstance(self.rule, Allocated) else shards * capacity
+            self._groups if needs(self.rule, "budgets") else shards * capacity
         )
         try:
             asked = (

@@ -23,7 +23,7 @@ from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
 from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.generate import GenerationStats
-from rl_speed.rollout.prompt_counts import StepReport
+from rl_speed.rollout.screening import StepReport
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, SaveError
 from rl_speed.runtime.checkpoint_folder import (
     Owner,
@@ -49,7 +49,6 @@ from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
 from rl_speed.training.records import by_round, describe, progress_text, rollout_record
-from rl_speed.training.steps import Step
 from rl_speed.update.reference import Reference
 from rl_speed.update.state import init_state, is_sound, make_snapshot, state_shardings
 
@@ -151,7 +150,6 @@ class Trainer:
             self.reference = Reference(
                 self.policy.params, config.objective.reference_every, make_snapshot(shardings)
             )
-        self.rl_step: Step
         if config.driver.where == "in_loop":
             self.rl_step = build.build_fused_step(
                 config,
@@ -484,7 +482,7 @@ class Trainer:
                 if profiled
                 else contextlib.nullcontext()
             ):
-                self.state, (rollouts, report, metrics) = self.rl_step(
+                self.state, rollouts, report, metrics = self.rl_step(
                     self.state, self.step, timer, asked
                 )
                 if profiled:

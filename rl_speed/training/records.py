@@ -7,9 +7,9 @@ import numpy as np
 
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards.scorer import decode_responses
-from rl_speed.rollout.prompt_counts import StepReport
+from rl_speed.rollout.screening import StepReport
 from rl_speed.runtime.metrics import held_out_names, pass_rate_histogram
-from rl_speed.sampling import Rule, Sequential
+from rl_speed.sampling import Rule
 
 
 def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
@@ -53,18 +53,18 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
 
 
 def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
-    """Statistics of sequential sampling by round (Reinforce-Ada, Figure 5, lower row); {} for other
-    rules.
+    """Statistics of sequential sampling by round (Reinforce-Ada, Figure 5, lower row); {} for rules
+    without `resolved`.
 
     Over the groups trained on, which are all sampled groups with `on_unresolved="keep"`:
     "round/active_t" counts groups with samples in round t, "round/resolved_t" those resolved by its
     end.
     """
-    if not isinstance(rule, Sequential):
+    if not hasattr(rule, "resolved"):
         return {}
     drawn = rollouts.sizes
     right = rollouts.correct_counts
-    resolved = (right >= rule.k_pos) & (drawn - right >= rule.k_neg)
+    resolved = rule.resolved(right, drawn)
     counts = {}
     for t in range(1, rule.rounds + 1):
         counts[f"round/active_{t}"] = float((drawn > rule.m * (t - 1)).sum())

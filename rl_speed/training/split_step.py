@@ -9,7 +9,7 @@ older one.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,25 +23,32 @@ from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.mesh import batch_sharding, gathered, place, place_parts
 from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.rollout.prompt_counts import StepReport
-from rl_speed.rollout.screening import Screening
+from rl_speed.rollout.screening import Screening, StepReport
 from rl_speed.runtime.metrics import PhaseTimer
-from rl_speed.training.steps import StepResult, under_train
 from rl_speed.update.batch import build_batch
 from rl_speed.update.pools import PoolSelector
 from rl_speed.update.reference import Reference
 from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import TrainState
 
+# Waits for the update and returns its metrics; empty if there was none.
+Metrics = Callable[[], dict[str, float]]
+
+
+def under_train(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of an update for the log: "train/NAME" of each, on the host."""
+    return {f"train/{name}": float(value) for name, value in metrics.items()}
+
 
 class SplitStep:
-    """The `Step` of two parts.
+    """A step of generation calls and an update. The state is donated.
 
     Args:
       driver: generates, scores and decides. select: which samples of a group are trained on; None:
         all.
-      update, advantages, score: as `update_step` makes them, on the mesh. reference: of a KL
-        penalty, if any. transfer: moves weights to the mesh that generates; None: same mesh.
+      update, advantages, score: as `make_update`, `make_advantages` and `make_score` make them, on
+        the mesh. reference: of a KL penalty, if any. transfer: moves weights to the mesh that
+        generates; None: same mesh.
     """
 
     def __init__(
@@ -75,10 +82,12 @@ class SplitStep:
 
     @property
     def screening(self) -> Screening:
+        """Prompt counts, estimates, budgets and replayed responses."""
         return self.driver.screening
 
     @property
     def whole(self) -> bool:
+        """False after an error left the state on the host half changed."""
         return self.driver.whole
 
     def __call__(
@@ -87,8 +96,13 @@ class SplitStep:
         version: int,
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
-    ) -> tuple[TrainState, StepResult]:
-        """See `Step`.
+    ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
+        """Returns (the state after the step, its groups with the rewards they were trained with,
+        the report of generation, the update's metrics), without waiting for the update.
+
+        `stop` is called between generation calls. If it returns True the groups are None and there
+        is no update: the step keeps its samples, also in `state_dict`, and the next call continues
+        it. There is also no update if non-finite logits ended every sample.
 
         With `driver.depth`, calls are generated while groups are scored. They read the weights that
         the update donates, so the step waits for them, as generation. No call then runs during
@@ -96,6 +110,13 @@ class SplitStep:
 
         With `driver.lag` a stop waits for the groups of the next step: the policy that draws them
         is gone when the step ends.
+
+        Args:
+          version: policy updates made so far; stored with every sample drawn now.
+
+        Raises: errors of generation, scoring or update. If the step is still `whole`, it is as
+        between two generation calls, and `state_dict` can be saved. The error's attribute `state`
+        is the train state, if it differs from the given one.
         """
         if self._failure is not None:
             raise self._failure
@@ -105,11 +126,11 @@ class SplitStep:
         if self._ready is None:
             rollouts, report = self._draw(weights, version, timer, stop)
             if rollouts is None:
-                return state, StepResult(None, report)
+                return state, None, report, dict
         else:
             (rollouts, report), self._ready = self._ready, None
         if rollouts.nonfinite.all():
-            return state, StepResult(rollouts, report)
+            return state, rollouts, report, dict
         if weights is state.params:
             # The update donates the state.
             weights = jax.tree.map(jnp.copy, weights) if lag else None
@@ -147,7 +168,7 @@ class SplitStep:
                 }
             return found
 
-        return state, StepResult(rollouts, report, finish)
+        return state, rollouts, report, finish
 
     def _weights(self, params: Any, timer: PhaseTimer) -> Any:
         """The policy's weights on the mesh that generates."""
@@ -176,7 +197,11 @@ class SplitStep:
         """Dispatches the first generation call of the next step after the update, so that it does
         not wait for host work. Its seconds count as the update's, which runs meanwhile.
 
-        Does nothing if weights must be transferred first, or the groups are drawn already.
+        Results do not change. Afterwards, `screening` and `metrics` have the numbers of the next
+        step. Does nothing if weights must be transferred first, or the groups are drawn already.
+
+        Args:
+          state, version: those that the next step will be given.
         """
         if self._transfer is not None or self._config.driver.lag:
             return

@@ -18,7 +18,7 @@ from rl_speed.data.orders import (
 )
 from rl_speed.data.pass_rates import load_pass_rate_table
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.rollout.forecast import Forecast
+from rl_speed.estimates.forecast import Forecast
 
 log = logging.getLogger(__name__)
 

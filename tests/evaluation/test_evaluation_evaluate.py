@@ -10,7 +10,7 @@ from fake_generation import answer, finished
 from rl_speed.data.held_out import HeldOutSet, numbered
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation import Evaluation, Evaluations, evaluate
-from rl_speed.rollout.evaluate import EvaluationSoFar, draw_in_calls, fill_calls, plan_calls
+from rl_speed.rollout.evaluate import EvaluationSoFar, draw_in_calls, fill_calls, split_requests
 from rl_speed.rollout.generate import GenerationStats
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -88,14 +88,15 @@ def test_results_do_not_depend_on_how_prompts_are_cut_into_calls(prompts_per_cal
 )
 @pytest.mark.parametrize("first", [0, 3, 11, 28])
 def test_a_plan_covers_every_response_once_in_order(samples, pieces, piece, first):
-    calls = plan_calls(range(6), samples, pieces, piece, first)
+    room = (pieces, pieces * piece)
+    calls = fill_calls(split_requests(range(6), samples, piece, first), room)
     drawn = [
         r.prompt * samples + r.first + i for call in calls for r in call for i in range(r.count)
     ]
     assert drawn == list(range(first, 6 * samples))
     assert all(len(call) <= pieces and all(1 <= r.count <= piece for r in call) for call in calls)
     # Whatever was drawn before, the pieces after the first are those of the whole plan.
-    whole = [request for call in plan_calls(range(6), samples, pieces, piece) for request in call]
+    whole = split_requests(range(6), samples, piece)
     rest = [request for call in calls for request in call]
     assert rest[1:] == whole[len(whole) - len(rest) + 1 :] if rest else first >= 6 * samples
 
@@ -115,7 +116,7 @@ def test_what_is_dispatched_is_handed_out_also_when_stopped():
         return len(events) >= 4
 
     for rollouts, _ in draw_in_calls(
-        SimpleNamespace(dispatch=dispatch), None, plan_calls(prompts, 2, 1, 2), stop
+        SimpleNamespace(dispatch=dispatch), None, split_requests(prompts, 2, 2), (1, 2), stop
     ):
         assert rollouts.sample_index.tolist() == [0, 1]
         events.append(("result", rollouts.prompt.id))

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from rl_speed import objectives, theory
+from rl_speed.estimates.counted import BetaEma
 from rl_speed.objectives import pool
-from rl_speed.rollout.counted import BetaEma
 from rl_speed.sampling import Allocated, Band, Dynamic, Sequential, Speed, Uniform
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -19,7 +19,6 @@ from rl_speed.policy import ModelConfig, decoder, init
 from rl_speed.rollout import generate
 from rl_speed.rollout.generate import CallStopped, Generator, SampleRequest
 from rl_speed.sampling import Decoder, SamplerConfig, sample_sharded
-from rl_speed.sampling.sampler import samples_of
 from rl_speed.sampling.sharded import advance_sharded, begin_sharded
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -96,7 +95,7 @@ def test_parts_of_any_number_of_steps_give_the_samples_of_one_program(policy, me
             parts += 1
         assert sizes != [1] or parts == whole.decode_steps.max()
         assert sizes != [1000] or parts == 1
-        for name, value in dataclasses.asdict(jax.device_get(samples_of(state))).items():
+        for name, value in dataclasses.asdict(jax.device_get(state.samples)).items():
             np.testing.assert_array_equal(value, getattr(whole, name), err_msg=name)
 
 

@@ -11,7 +11,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, decoder, init
-from rl_speed.rollout.expected_lengths import ExpectedLengths
+from rl_speed.rollout.calls import ExpectedLengths
 from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.sampling import Decoder, SamplerConfig, build_contexts, build_requests, halved, sample
 

@@ -146,7 +146,7 @@ def test_fused_step_is_the_host_path(method, mesh):
         )
 
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
-    state, (rollouts, _, metrics) = step(fresh(), 0, PhaseTimer())
+    state, rollouts, _, metrics = step(fresh(), 0, PhaseTimer())
     groups = rollouts.groups()
     if not mesh:
         reference = small(method)

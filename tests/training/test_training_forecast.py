@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl_speed.config.presets import embedded, tiny
-from rl_speed.rollout.forecast import Forecast
+from rl_speed.estimates.forecast import Forecast
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.training.loop import Trainer

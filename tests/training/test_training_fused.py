@@ -10,7 +10,7 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards.judged import Judged
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.rollout.prompt_counts import StarvedError, StepReport
+from rl_speed.rollout.screening import StarvedError, StepReport
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.sampling import VerifierError
 from rl_speed.training import build
@@ -64,7 +64,7 @@ def one_step(config, candidates=32):
     mesh, policy, stream, optimizer, settings, state = parts(config)
     few(stream, candidates)
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
-    state, (rollouts, report, metrics) = step(state, 0, PhaseTimer())
+    state, rollouts, report, metrics = step(state, 0, PhaseTimer())
     return jax.device_get(state), rollouts, metrics(), report, step
 
 
@@ -172,7 +172,7 @@ def test_what_was_not_needed_goes_back_and_comes_again():
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     seen = []
     for version in range(3):
-        state, (rollouts, *_) = step(state, version, PhaseTimer())
+        state, rollouts, *_ = step(state, version, PhaseTimer())
         seen += [prompt.visit for prompt in rollouts.prompts]
         assert (
             stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split())
@@ -278,9 +278,9 @@ class Watched:
         return getattr(self._step, name)
 
     def __call__(self, *args):
-        state, result = self._step(*args)
+        state, *result = self._step(*args)
         self._seen.append(result)
-        return state, result
+        return state, *result
 
 
 @pytest.mark.slow  # Python verifiers in the loop: test_sampling_callback.py
@@ -299,7 +299,7 @@ def test_math_verify_inside_the_loop(tmp_path):
     summary = trainer.run()
     exact = small()
     scorer = build.build_scorer(exact, trainer.policy, exact.sampler.max_new)
-    rollouts = Rollouts.concat([result.rollouts for result in seen])
+    rollouts = Rollouts.concat([rollouts for rollouts, *_ in seen])
     assert (
         len(rollouts.prompts) == 8
         and 0 < np.mean([g.rewards.mean() for g in rollouts.groups()]) < 1
@@ -309,7 +309,7 @@ def test_math_verify_inside_the_loop(tmp_path):
     def visits(rollouts):
         return {prompt.visit for prompt in rollouts.prompts}
 
-    assert visits(seen[0].rollouts) == visits(one_step(exact)[1])
+    assert visits(seen[0][0]) == visits(one_step(exact)[1])
     # All that was drawn is counted, and what evaluation drew.
     records = read_lines(tmp_path / "metrics.jsonl")
     evaluations = 2 * 24 * config.evaluation.samples

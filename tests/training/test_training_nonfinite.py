@@ -22,7 +22,7 @@ from rl_speed.mesh import make_mesh
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.generate import GenerationStats, SampleRequest, gather
-from rl_speed.rollout.prompt_counts import StarvedError, starved
+from rl_speed.rollout.screening import StarvedError, starved
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import Samples, Speed, Uniform, sample_adaptive
 from rl_speed.sampling.batch import place_ids, select, to_batch

@@ -15,7 +15,7 @@ from rl_speed.data.orders import VisitOrder
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.mesh import make_mesh
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import PhaseTimer, read_lines

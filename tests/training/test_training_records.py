@@ -5,7 +5,7 @@ import pytest
 from fake_generation import rollouts_of
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.rollout.prompt_counts import StepReport
+from rl_speed.rollout.screening import StepReport
 from rl_speed.sampling import Sequential, Uniform
 from rl_speed.training.records import by_round, describe
 

@@ -23,7 +23,7 @@ from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.rollout.screening import StarvedError
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.sampling import Dynamic, Speed
 from rl_speed.training import build
@@ -516,7 +516,7 @@ def test_fused_step_replays_as_the_host_does(mask_prefix, mesh):
     )
     begun_with = {p.id: prefixes.cache.get(p.id) for p in stream.prompts}
     told = remembered(prefixes.cache)
-    state, (rollouts, report, metrics) = step(fresh(), 0, PhaseTimer())
+    state, rollouts, report, metrics = step(fresh(), 0, PhaseTimer())
     assert len(rollouts.prompts) >= 3 and rollouts.prefix.any()
     t = step.screening.prompt_counts
     assert (

@@ -12,7 +12,7 @@ import pytest
 from rl_speed.config.paths import check_path
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.policy import load_hf
-from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.rollout.screening import StarvedError
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.training.loop import NonFiniteError, Trainer
 
@@ -116,10 +116,10 @@ class Breaking(Failing):
     """The run's own step, whose weights are not finite after the step `at`."""
 
     def __call__(self, state, version, *rest):
-        state, result = self._step(state, version, *rest)
+        state, *result = self._step(state, version, *rest)
         if version == self._at:
             state = state.replace(params=jax.tree.map(lambda x: x * np.inf, state.params))
-        return state, result
+        return state, *result
 
 
 def test_a_policy_that_is_not_finite_replaces_no_checkpoint_and_is_not_exported(tmp_path):

@@ -19,7 +19,7 @@ from test_training_kill import everything
 
 from rl_speed.rollout import generate
 from rl_speed.rollout.generate import CallStopped, PendingRollouts
-from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.rollout.screening import StarvedError
 from rl_speed.runtime.checkpoint import Checkpointer, join_host, split_host
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.runtime.signals import Stopped
@@ -250,11 +250,11 @@ def in_loop(accepts_after):
 
 def test_a_fused_step_stops_between_attempts():
     driver = in_loop(3)
-    state, (rollouts, *_) = driver(0, 7, PhaseTimer(), once())
+    state, rollouts, *_ = driver(0, 7, PhaseTimer(), once())
     assert (state, rollouts) == (1, None)
     again = in_loop(3)
     again.load_state_dict(through_a_checkpoint(driver.state_dict()))
-    state, (rollouts, report, metrics) = again(state, 7, PhaseTimer())
+    state, rollouts, report, metrics = again(state, 7, PhaseTimer())
     assert (
         state == 4
         and len(rollouts.prompts) == 4
@@ -268,7 +268,7 @@ def test_a_fused_step_stops_between_attempts():
         and again.screening.prompt_counts.screened == 32
     )
     driver = in_loop(9)
-    state, _ = driver(0, 7, PhaseTimer(), once())
+    state, *_ = driver(0, 7, PhaseTimer(), once())
     # Of both parts.
     with pytest.raises(StarvedError, match="none of 40 candidates was accepted in 5 attempts"):
         driver(state, 7, PhaseTimer())
@@ -511,13 +511,13 @@ def test_the_next_call_is_sent_while_the_update_runs(tmp_path, monkeypatch):
         dispatch = trainer.rl_step.driver._generate
 
         def told(state, version, *rest):
-            state, result = step(state, version, *rest)
+            state, rollouts, report, metrics = step(state, version, *rest)
             events.append(f"update {version}")
 
             def finish():
-                return events.append(f"numbers {version}") or result.metrics()
+                return events.append(f"numbers {version}") or metrics()
 
-            return state, result._replace(metrics=finish)
+            return state, rollouts, report, finish
 
         step.driver._generate = lambda *args: events.append("call") or dispatch(*args)
         monkeypatch.setattr(trainer, "rl_step", Told(step, told))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.comparison.from_prefixes import right_from_prefixes
 from rl_speed.config import Config, Estimate, Replay
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
@@ -23,7 +24,6 @@ from rl_speed.replay.cuts import PrefixConfig, cut_at_share
 from rl_speed.replay.cuts import Replay as Cut
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.from_prefixes import right_from_prefixes
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.metrics import read_lines, write_atomically
 from rl_speed.sampling.rules import Uniform

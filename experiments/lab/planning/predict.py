@@ -17,7 +17,7 @@ from rl_speed.config import Config
 from rl_speed.config.methods import OfMethod, of
 from rl_speed.data.held_out import HELD_OUT_OF_TRAIN
 from rl_speed.data.pass_rates import load_pass_rates
-from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.rollout.screening import StarvedError
 from rl_speed.training.split_step import scores_batch
 
 # Standard deviation of the responses to one prompt by their mean, where nobody measured it.

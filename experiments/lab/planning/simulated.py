@@ -20,7 +20,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.evaluate import fill_calls, plan_requests
 from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, serving_order
 from rl_speed.sampling import Samples, halved

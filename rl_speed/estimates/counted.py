@@ -1,4 +1,4 @@
-"""Pass rates of prompts, counted at earlier visits."""
+"""Pass rates of prompts, counted by id at earlier visits."""
 
 import json
 from collections.abc import Sequence
@@ -6,20 +6,8 @@ from typing import Any
 
 import numpy as np
 
-
-def check_counts(ids: Sequence[str], correct: Sequence[int], total: Sequence[int]) -> None:
-    """Checks that each prompt has one count.
-
-    Raises ValueError if it has not, or naming a prompt with impossible counts.
-    """
-    if not len(ids) == len(correct) == len(total):
-        raise ValueError(
-            f"one count for each prompt is needed: {len(ids)} ids, {len(correct)} correct, "
-            f"{len(total)} total"
-        )
-    for i, k, n in zip(ids, correct, total):
-        if not 0 <= k <= n:
-            raise ValueError(f"prompt {i!r}: {k} correct of {n} samples is impossible")
+from rl_speed.data.prompts import Prompt
+from rl_speed.estimates.estimator import Account, check_counts
 
 
 class BetaEma:
@@ -90,3 +78,42 @@ class BetaEma:
         self._counts = {
             i: (float(k), float(n)) for i, (k, n) in zip(json.loads(state["ids"]), counts)
         }
+
+
+class EmaEstimator:
+    """`BetaEma` by prompt id. Does not read the policy's weights.
+
+    Calibration is of the estimates just before the counts are added.
+    """
+
+    def __init__(self, memory: BetaEma):
+        self.memory = memory
+        self._account = Account()
+
+    def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
+        """f64[n], the posterior means."""
+        with self._account.timed():
+            return self.memory.estimate([p.id for p in prompts])
+
+    def update(
+        self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
+    ) -> None:
+        """Counts one visit of each prompt; see `BetaEma.update`."""
+        with self._account.timed():
+            ids = [p.id for p in prompts]
+            before = self.memory.estimate(ids)
+            self.memory.update(ids, correct, total)
+            self._account.see(before, correct, total)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of `Estimator`, and the number of prompts with counts."""
+        return {**self._account.metrics(), "estimate/known": float(len(self.memory))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Estimator`."""
+        return {"memory": self.memory.state_dict(), "account": self._account.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Estimator`."""
+        self.memory.load_state_dict(state["memory"])
+        self._account.load_state_dict(state["account"])

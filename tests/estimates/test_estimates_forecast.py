@@ -7,7 +7,7 @@ import pytest
 from scipy import special
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.rollout.forecast import FIRST_STRENGTH, Forecast, ForecastScreening, prompt_features
+from rl_speed.estimates.forecast import FIRST_STRENGTH, Forecast, ForecastScreening, token_features
 from rl_speed.sampling import AdaptiveSpeed, Uniform
 from rl_speed.theory import best_screening
 
@@ -33,7 +33,7 @@ def test_features_count_tokens_and_neighbours():
     """Against a dictionary: rows of equal counts are equal, rows apart are as far apart."""
     rng = np.random.default_rng(0)
     tokens = [rng.integers(0, 5, rng.integers(1, 9)) for _ in range(60)]
-    found = prompt_features(tokens, 4096)  # so many buckets that none is shared
+    found = token_features(tokens, 4096)  # so many buckets that none is shared
     mean = np.mean([len(t) for t in tokens])
 
     def counts(t):
@@ -74,7 +74,7 @@ def test_weights_are_the_most_probable_ones_and_precision_the_curvature_there():
     rng = np.random.default_rng(7)
     prompts, rates = prompts_of(rng)
     forecast = Forecast(prompts, n=24, buckets=32, memory=30)
-    x = np.hstack([prompt_features([p.tokens for p in prompts], 32), np.ones((len(prompts), 1))])
+    x = np.hstack([token_features([p.tokens for p in prompts], 32), np.ones((len(prompts), 1))])
     ridge = forecast.state_dict()["precision"]
     for visits in (5, 40, 90, 12):  # fewer than features and more, one prompt twice
         before = forecast.state_dict()

@@ -39,16 +39,15 @@ def right_from_prefixes(
     """
     if len(replays) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts have {len(replays)} replays")
-    room, most = generator.capacity
-    if (per_call := min(room, most // samples)) < 1:
+    most = generator.capacity[1]
+    if samples > most:
         raise ValueError(f"{samples} samples of a prompt, and a call has room for {most}")
     requests = [
         SampleRequest(dataclasses.replace(prompt, visit=place), 0, samples, replay)
         for place, (prompt, replay) in enumerate(zip(prompts, replays))
     ]
-    calls = [requests[at : at + per_call] for at in range(0, len(requests), per_call)]
     right = [
         np.where(rollouts.nonfinite, False, correct(rollouts)).reshape(-1, samples).sum(1)
-        for rollouts, _ in draw_in_calls(generator, params, calls)
+        for rollouts, _ in draw_in_calls(generator, params, requests, generator.capacity)
     ]
     return np.concatenate([np.zeros(0), *right]).astype(np.int64)

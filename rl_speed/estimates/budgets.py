@@ -11,8 +11,8 @@ from rl_speed import theory
 from rl_speed.config import Estimate
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import pack_prompts, unpack_prompts
-from rl_speed.rollout.estimators import Estimator
-from rl_speed.sampling import Allocated, Rule
+from rl_speed.estimates.estimator import Estimator
+from rl_speed.sampling import Rule, needs
 
 # (prompt, correct samples, all samples)
 Visit = tuple[Prompt, int, int]
@@ -55,7 +55,8 @@ class Budgets:
     """Estimates pass rates of the next prompts and divides `n` samples a prompt among them.
 
     Args:
-      estimator: used before a visit, updated after it. rule: only `Allocated` takes budgets.
+      estimator: used before a visit, updated after it. rule: gets budgets if it asks for them, as
+        `Allocated` does.
       n: samples of a prompt on average. config: how estimates become budgets.
     """
 
@@ -70,12 +71,13 @@ class Budgets:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns (estimates f64[P], budgets i64[P] that sum to P x n).
 
-        The budgets are None for rules other than `Allocated`.
+        The budgets are None if the rule does not ask for them.
         """
+        asked = needs(self._rule, "budgets")
         if not prompts:
-            return np.zeros(0), np.zeros(0, np.int64) if isinstance(self._rule, Allocated) else None
+            return np.zeros(0), np.zeros(0, np.int64) if asked else None
         estimates = self._estimator.estimate(params, prompts)
-        if not isinstance(self._rule, Allocated):
+        if not asked:
             return estimates, None
         return estimates, theory.allocate(
             estimates,

@@ -9,10 +9,11 @@ import pytest
 
 from rl_speed.data import DEFAULT_SPEC, Prompt, chain_prompts
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.estimates.counted import BetaEma, EmaEstimator
+from rl_speed.estimates.estimator import calibration
+from rl_speed.estimates.value_head import ValueEstimator, prompt_features
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import hidden_states, load_hf, load_tokenizer
-from rl_speed.rollout.counted import BetaEma
-from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator, calibration, prompt_features
 from rl_speed.runtime.checkpoint import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

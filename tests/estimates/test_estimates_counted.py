@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl_speed.rollout.counted import BetaEma
+from rl_speed.estimates.counted import BetaEma
 
 
 def test_equals_the_definition_over_random_visits():

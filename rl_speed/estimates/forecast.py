@@ -14,9 +14,8 @@ from scipy import linalg, special
 
 from rl_speed import theory
 from rl_speed.data.prompts import Prompt
-from rl_speed.rollout.counted import check_counts
-from rl_speed.rollout.estimators import calibration
-from rl_speed.sampling import AdaptiveSpeed, Rule
+from rl_speed.estimates.estimator import calibration, check_counts
+from rl_speed.sampling import Rule, needs
 
 # Decay of the likelihood of each strength at each visit: about 100 visits are remembered.
 FORGET_STRENGTH = 0.99
@@ -32,7 +31,7 @@ HALVINGS = 20
 _CHUNK = 4096
 
 
-def prompt_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
+def token_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
     """f32[P, 2 buckets]: counts of each token and of each pair of neighbours in a prompt.
 
     Both are hashed into `buckets`. The two ends of a prompt count as neighbours of its first and
@@ -67,7 +66,7 @@ class Forecast:
 
     Three parts, all learnt from training samples:
 
-    - Logistic regression of pass rates on `prompt_features`, with a Gaussian over its weights. A
+    - Logistic regression of pass rates on `token_features`, with a Gaussian over its weights. A
       visit sharpens it; time widens it, because the policy changes. The n samples of a visit count
       as fewer, because prompts also differ in ways that features do not show.
     - Strength: how many samples a forecast is worth, by the beta-binomial likelihood of counts that
@@ -120,7 +119,7 @@ class Forecast:
         self._decay = decay
         self._power = power
         self._by_tokens = by_tokens
-        features = prompt_features([p.tokens for p in prompts], buckets)
+        features = token_features([p.tokens for p in prompts], buckets)
         self._features = np.hstack([features, np.ones((len(prompts), 1), np.float32)])
         width = self._features.shape[1]
         size = len(prompts)
@@ -336,19 +335,19 @@ _SAVED = (
 class ForecastScreening:
     """Estimates for `Screening` from the forecast that also orders prompts.
 
-    It also gives each prompt's n_init if the rule is `AdaptiveSpeed`. The order updates and saves
-    the forecast.
+    It also gives each prompt's n_init if the rule asks for it, as `AdaptiveSpeed` does. The order
+    updates and saves the forecast.
     """
 
     def __init__(self, forecast: Forecast, rule: Rule):
         self._forecast = forecast
-        self._each = isinstance(rule, AdaptiveSpeed)
+        self._each = needs(rule, "forecast")
 
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(estimates f64[P], screening samples i64[P], None for rules other than
-        `AdaptiveSpeed`).
+        """(estimates f64[P], screening samples i64[P] or None if the rule does not ask for
+        them).
         """
         del params
         index = np.array([self._forecast.place[p.id] for p in prompts], np.int64)

@@ -1,16 +1,10 @@
-"""Estimators of pass rates, from which Reinforce-Ada-Est computes budgets.
-
-An `Estimator` estimates before a step's samples are drawn and is updated after: a step uses the
-estimate from before it. `EmaEstimator` keeps counts by prompt id. `ValueEstimator` reads the
-policy's hidden state, so it also estimates prompts that were never visited.
+"""A value head on the policy's hidden state: it also estimates prompts that were never visited.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.1; methods.md section 3.
 """
 
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +14,7 @@ from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.data.prompts import Prompt
+from rl_speed.estimates.estimator import Account, check_counts
 from rl_speed.mesh import (
     ROWS,
     TRAIN_RULES,
@@ -32,138 +27,8 @@ from rl_speed.mesh import (
 from rl_speed.policy import ModelConfig, hidden_states, param_shardings
 from rl_speed.policy.split import SplitWeights
 from rl_speed.policy.transformer import Weights
-from rl_speed.rollout.counted import BetaEma, check_counts
 
 Array = jax.Array
-
-
-class Estimator(Protocol):
-    """Interface of pass-rate estimators, as the host driver uses them."""
-
-    def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
-        """f64[n] in (0, 1). `params`: the policy's weights, as the trainer holds them."""
-
-    def update(
-        self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
-    ) -> None:
-        """Learns that `correct` of `total` samples of each prompt were correct.
-
-        Raises ValueError naming a prompt with impossible counts.
-        """
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of `calibration` at the latest update, and the seconds spent so far under a key
-        that begins with "time/".
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nested dicts of JSON values and NumPy arrays."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state."""
-
-
-def calibration(
-    estimates: np.ndarray, correct: Sequence[int], total: Sequence[int]
-) -> dict[str, float]:
-    """Compares estimates with the counts of the visit that followed, as means over samples.
-
-    Args:
-      estimates: f64[n] in (0, 1). correct, total: counts of each prompt.
-
-    Returns:
-      bce: -log of the probability given to each sample's outcome, in nats. bce_constant: bce of the
-        best constant in hindsight (the entropy of the pooled pass rate); a useful estimator is
-        below it. brier: (estimate - reward)^2. mean: of the estimates. pass_rate: of the samples;
-        `mean` should be near it. Empty if there are no samples.
-    """
-    k = np.asarray(correct, np.float64)
-    n = np.asarray(total, np.float64)
-    if not (samples := float(n.sum())):
-        return {}
-    rate = float(k.sum()) / samples
-
-    def cost(p):
-        return -float(k @ np.log(p) + (n - k) @ np.log1p(-p)) / samples
-
-    return {
-        "bce": cost(estimates),
-        "bce_constant": cost(np.full(len(n), rate)) if 0 < rate < 1 else 0.0,
-        "brier": float(k @ (1 - estimates) ** 2 + (n - k) @ estimates**2) / samples,
-        "mean": float(n @ estimates) / samples,
-        "pass_rate": rate,
-    }
-
-
-class _Account:
-    """Seconds spent and the latest calibration."""
-
-    def __init__(self):
-        self.seconds = 0.0
-        self.latest = {}
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - begin
-
-    def see(self, estimates, correct, total) -> None:
-        self.latest = calibration(estimates, correct, total) or self.latest
-
-    def metrics(self) -> dict[str, float]:
-        return {
-            **{f"estimate/{name}": x for name, x in self.latest.items()},
-            "time/estimate_total": self.seconds,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "latest": dict(self.latest)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seconds = float(state["seconds"])
-        self.latest = {name: float(x) for name, x in state["latest"].items()}
-
-
-class EmaEstimator:
-    """`BetaEma` by prompt id. Does not read the policy's weights.
-
-    Calibration is of the estimates just before the counts are added.
-    """
-
-    def __init__(self, memory: BetaEma):
-        self.memory = memory
-        self._account = _Account()
-
-    def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
-        """f64[n], the posterior means."""
-        with self._account.timed():
-            return self.memory.estimate([p.id for p in prompts])
-
-    def update(
-        self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
-    ) -> None:
-        """Counts one visit of each prompt; see `BetaEma.update`."""
-        with self._account.timed():
-            ids = [p.id for p in prompts]
-            before = self.memory.estimate(ids)
-            self.memory.update(ids, correct, total)
-            self._account.see(before, correct, total)
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of `Estimator`, and the number of prompts with counts."""
-        return {**self._account.metrics(), "estimate/known": float(len(self.memory))}
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Estimator`."""
-        return {"memory": self.memory.state_dict(), "account": self._account.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Estimator`."""
-        self.memory.load_state_dict(state["memory"])
-        self._account.load_state_dict(state["account"])
 
 
 def prompt_features(
@@ -286,7 +151,7 @@ class ValueEstimator:
         self.rows = rows
         self.steps = steps
         self.floor = floor
-        self._account = _Account()
+        self._account = Account()
         self._nonfinite = 0
         whole = replicated(mesh)
         split = batch_sharding(mesh)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from fake_generation import answer, finished
 
+from lab.comparison.from_prefixes import right_from_prefixes
 from rl_speed.data.prompts import Prompt
 from rl_speed.replay.cuts import Replay
-from rl_speed.rollout.from_prefixes import right_from_prefixes
 
 
 def prompts(count):

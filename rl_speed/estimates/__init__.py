@@ -1,0 +1,1 @@
+"""Estimates of pass rates, and budgets from them. See README.md."""

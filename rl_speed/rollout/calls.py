@@ -1,0 +1,334 @@
+"""Generation calls: prompts in flight, calls whose samples are not scored yet, and the plan of the
+next call.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_speed.config import Driver as DriverConfig
+from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts, pack, unpack
+from rl_speed.replay.responses import CachedResponse, pack_responses, unpack_responses
+from rl_speed.rollout.buffer import SamplingBuffer
+from rl_speed.rollout.generate import CallStopped, GenerationStats, PendingRollouts
+from rl_speed.sampling import SCREENING, Rule, two_phase
+
+# Decay of the sums of `ExpectedLengths` at each call, because lengths change as a policy learns.
+KEPT = 0.9
+
+
+@dataclasses.dataclass
+class ActivePrompt:
+    """A prompt in flight: its samples so far, the rule's state for it, and the samples it should
+    get.
+    """
+
+    prompt: Prompt
+    group: Rollouts | None = None
+    phase: int = SCREENING
+    round: int = 0
+    budget: int = 0
+    want: int = 0
+    estimate: float = float("nan")  # of the pass rate, before the visit
+    finished: int = 0  # decode step of its latest call at which its last sample ended
+    # Response whose prefix its samples replay; fixed when the visit starts.
+    cached: CachedResponse | None = None
+
+    @property
+    def launched(self) -> int:
+        return 0 if self.group is None else len(self.group)
+
+
+def rule_columns(active: Sequence[ActivePrompt]) -> np.ndarray:
+    """i32[4A]: the rule's state of prompts in flight, saved beside their groups."""
+    return np.asarray([[a.phase, a.round, a.budget, a.want] for a in active], np.int32).reshape(-1)
+
+
+def make_active(
+    prompts: Sequence[Prompt], groups: Sequence[Rollouts | None], columns: np.ndarray
+) -> list[ActivePrompt]:
+    """Inverse of `rule_columns`."""
+    rows = np.asarray(columns, np.int64).reshape(-1, 4).tolist()
+    known = [float("nan") if group is None else float(group.estimates[0]) for group in groups]
+    return [
+        ActivePrompt(prompt, group, *row, estimate=estimate)
+        for prompt, group, row, estimate in zip(prompts, groups, rows, known, strict=True)
+    ]
+
+
+def pack_cached(active: Sequence[ActivePrompt]) -> dict[str, Any]:
+    """Packs the replayed responses of prompts in flight, by their place."""
+    return pack_responses({str(i): a.cached for i, a in enumerate(active) if a.cached is not None})
+
+
+def unpack_cached(active: Sequence[ActivePrompt], packed: dict[str, Any]) -> None:
+    """Restores the responses that `pack_cached` saved."""
+    for place, response in unpack_responses(packed).items():
+        active[int(place)].cached = response
+
+
+@dataclasses.dataclass
+class PendingCall:
+    """A generation call between its dispatch and its scoring.
+
+    Until then its prompts belong to no other call.
+
+    Attributes:
+      active: its prompts, in the order of its requests: continuations, then `fresh` prompts, which
+        have no group yet.
+      version: policy updates made when it was dispatched. pending: its samples, once drawn. None:
+        `Generator.stop` ended it; it must be made again with the same weights. expected: expected
+        lengths of its requests (`SampleRequest`).
+    """
+
+    active: list[ActivePrompt]
+    version: int
+    pending: PendingRollouts | None
+    expected: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def fresh(self) -> list[ActivePrompt]:
+        """Prompts that get their first samples."""
+        return [a for a in self.active if a.group is None]
+
+    @property
+    def continued(self) -> list[ActivePrompt]:
+        """Prompts that had samples before."""
+        return [a for a in self.active if a.group is not None]
+
+    def result(self) -> tuple[Rollouts, GenerationStats]:
+        """Unscored samples, with the call's versions, phases and estimates.
+
+        Blocks until they are there. Raises CallStopped if the call must be made again.
+        """
+        if self.pending is None:
+            raise CallStopped
+        try:
+            rollouts, stats = self.pending.result()
+        except CallStopped:
+            self.pending = None
+            raise
+
+        def column(values):
+            return np.asarray(values)[rollouts.owner]
+
+        return dataclasses.replace(
+            rollouts,
+            versions=np.full(len(rollouts), self.version),
+            phases=column([a.phase for a in self.active]),
+            estimates=column([a.estimate for a in self.active]),
+        ), stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Prompts, and samples as unscored groups.
+
+        Blocks until the samples are there. A call that must be made again saves samples without
+        tokens in place of its prompts.
+        """
+        again = {}
+        try:
+            rollouts, stats = self.result()
+        except CallStopped:
+            count = len(self.active)
+            tokens = np.zeros((count, 1))
+            rollouts = Rollouts(
+                [a.prompt for a in self.active],
+                np.arange(count),
+                tokens,
+                lengths=np.zeros(count),
+                logprobs=tokens,
+                sample_index=np.zeros(count),
+                truncated=np.zeros(count),
+                estimates=np.array([a.estimate for a in self.active]),
+            )
+            stats = GenerationStats()
+            again = {"again": np.asarray(self.expected, np.float64)}
+        return {
+            **again,
+            "groups": pack([a.group for a in self.continued]),
+            "drawn": pack(rollouts.groups()),
+            "rule": rule_columns(self.active),
+            "cached": pack_cached(self.active),
+            "version": self.version,
+            "stats": dataclasses.asdict(stats),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
+        """Inverse of `state_dict`; its samples are there already, or must be drawn again."""
+        groups = unpack(state["groups"])
+        unscored = unpack(state["drawn"])
+        active = make_active(
+            [g.prompt for g in unscored],
+            groups + [None] * (len(unscored) - len(groups)),
+            state["rule"],
+        )
+        for prompt, group in zip(active, unscored):
+            prompt.estimate = float(group.estimates[0])
+        unpack_cached(active, state["cached"])
+        stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
+        if "again" in state:
+            return cls(active, int(state["version"]), None, state["again"].tolist())
+        finished = Rollouts.concat(unscored), stats
+        return cls(active, int(state["version"]), PendingRollouts(lambda: finished))
+
+
+class CallPlan:
+    """Plans generation calls from counts alone.
+
+    The driver passes its prompts in flight and its pending calls.
+
+    Attributes:
+      capacity: prompts that a call can hold.
+    """
+
+    def __init__(self, rule: Rule, config: DriverConfig):
+        self._last = rule.max_samples
+        self._config = config
+        self.capacity = capacities(rule, config)[0]
+        self._two_phase = two_phase(rule)
+        # Whether new prompts may complete in their first call.
+        self._at_once = rule.first_samples >= rule.max_samples
+
+    def room(self, pending: Collection[PendingCall], buffer: SamplingBuffer) -> int:
+        """Groups that still fit into the buffer if every prompt that can complete in a pending call
+        does.
+        """
+        return buffer.free - sum(
+            len(call.active if self._at_once else call.continued) for call in pending
+        )
+
+    def to_continue(
+        self,
+        active: Sequence[ActivePrompt],
+        pending: Collection[PendingCall],
+        buffer: SamplingBuffer,
+    ) -> tuple[list[ActivePrompt], list[ActivePrompt]]:
+        """(prompts that this call continues, prompts that wait), both in order of arrival.
+
+        A prompt that needs its last samples continues only if the step needs its group: samples
+        drawn earlier would be more off-policy when they are trained on. With `depth`, every pending
+        call should bring one batch. With `continuation="at_once"` all continue. Groups that
+        complete must fit into the buffer.
+        """
+        config = self._config
+        room = min(self.room(pending, buffer), self.capacity - config.screen_prompts)
+        coming = sum(a.want >= self._last for call in pending for a in call.continued)
+        # At most one batch a call: if the first call took all prompts, later calls would have
+        # nothing to generate while it is scored.
+        needed = min(config.groups, config.groups * (1 + config.depth) - len(buffer) - coming)
+        going = []
+        waiting = []
+        for prompt in active:
+            last = prompt.want >= self._last
+            if len(going) < room and (needed > 0 or not last or config.continuation == "at_once"):
+                needed -= last
+                going.append(prompt)
+            else:
+                waiting.append(prompt)
+        return going, waiting
+
+    def to_screen(
+        self,
+        active: Sequence[ActivePrompt],
+        pending: Collection[PendingCall],
+        buffer: SamplingBuffer,
+        acceptance: float,
+    ) -> int:
+        """Number of new prompts that this call screens.
+
+        `acceptance`: the estimated share of them that the rule accepts.
+        """
+        config = self._config
+        rate = max(acceptance, 1.0 / config.screen_prompts)
+        # Groups expected from prompts under way: those that passed screening, and the expected
+        # share of those being screened.
+        coming = len(active) + sum(len(call.continued) + rate * len(call.fresh) for call in pending)
+        # With two phases, prompts that pass can wait in flight, so any free place allows a whole
+        # screening. With one phase, completed groups must fit at once, beside those of continued
+        # prompts.
+        room = (
+            self.room(pending, buffer) - len(active)
+            if self._at_once
+            else config.screen_prompts * (buffer.free - coming > 0)
+        )
+        room = max(0, min(config.screen_prompts, room))
+        if config.screening == "fixed":
+            return room
+        # A two-phase rule with pre-fetch screens now for the step after this one.
+        ahead = config.prefetch and self._two_phase and buffer.max_age != 0
+        target = config.groups * (2 if ahead else 1)
+        # Adds one target for every call ahead of scoring; no single call screens for more than one
+        # (as in `to_continue`).
+        missing = min(target, target * (1 + config.depth) - len(buffer) - coming)
+        if missing < 1:
+            return 0
+        # `margin` standard deviations of the number accepted.
+        spread = config.margin * math.sqrt(missing * (1.0 - min(rate, 1.0)))
+        return min(room, math.ceil((missing + spread) / rate))
+
+
+def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
+    """(prompts, samples) that one generation call must be able to hold.
+
+    At most `screen_prompts` new prompts and `screen_prompts` in flight, which passed the screening
+    of an earlier call. Single-phase rules have none in flight. Prompts beyond these numbers wait.
+    """
+    in_flight = min(config.buffer_groups, config.screen_prompts) if two_phase(rule) else 0
+    prompts = in_flight + config.screen_prompts
+    least = getattr(rule, "least_first_samples", rule.first_samples)
+    samples = in_flight * (rule.max_samples - least) + config.screen_prompts * rule.first_samples
+    return prompts, samples
+
+
+class ExpectedLengths:
+    """Mean lengths by class of prompt (`meta["class"]`, one class where there is none), by which a
+    call decides whose samples start first.
+    """
+
+    def __init__(self):
+        self._sums: dict[str, tuple[float, float]] = {}  # class -> (tokens, samples)
+
+    def of(self, prompt: Prompt, group: Rollouts | None) -> float:
+        """Expected tokens of the prompt's next sample; `group`: the prompt's samples so far.
+
+        Infinite (served first) for a class without samples.
+        """
+        sums = self._sums.get(_class(prompt))
+        if group is None:
+            return sums[0] / sums[1] if sums else float("inf")
+        # Adds the class mean as one more sample, so that it matters for prompts with few samples.
+        own = (group.lengths - group.prefix).tolist() + ([sums[0] / sums[1]] if sums else [])
+        return sum(own) / len(own)
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Adds the samples of one call."""
+        self._sums = {name: (t * KEPT, n * KEPT) for name, (t, n) in self._sums.items()}
+        new = rollouts.lengths - rollouts.prefix
+        classes = [_class(p) for p in rollouts.prompts]
+        for name in dict.fromkeys(classes):
+            mine = np.asarray([c == name for c in classes])[rollouts.owner]
+            tokens, samples = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = tokens + float(new[mine].sum()), samples + float(mine.sum())
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for `load_state_dict`."""
+        return {
+            "classes": json.dumps(list(self._sums)),
+            "sums": np.array([*self._sums.values()]).reshape(-1, 2),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        names = json.loads(state["classes"])
+        sums = np.asarray(state["sums"])
+        self._sums = dict(zip(names, map(tuple, sums.tolist()), strict=True))
+
+
+def _class(prompt: Prompt) -> str:
+    return str(prompt.meta.get("class", ""))
