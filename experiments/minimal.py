@@ -16,8 +16,9 @@ import jax
 import optax
 
 from rl_speed import policy, sampling
-from rl_speed.data import DEFAULT_SPEC, PromptStream, chain_prompts
+from rl_speed.data import PromptStream
 from rl_speed.data.embedded_tokenizer import TEMPLATE, embedded_directory
+from rl_speed.data.tasks import TASKS
 from rl_speed.objectives import policy_loss, rloo
 from rl_speed.rewards import ExactMatch, pad_answers
 from rl_speed.runtime.setup import setup_jax
@@ -26,8 +27,9 @@ from rl_speed.sampling import SamplerConfig, Speed, sample_adaptive, training_ba
 GROUPS = 16  # that a step trains on
 CANDIDATES = 320  # that it may screen to find them; about one in seven passes
 RULE = Speed(n_init=4, n_cont=20)
-PROMPT = DEFAULT_SPEC.max_prompt_tokens
-RESPONSE = DEFAULT_SPEC.max_response_tokens
+CHAIN = TASKS["chain"]
+PROMPT = CHAIN.max_prompt_tokens
+RESPONSE = CHAIN.max_response_tokens
 
 
 def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
@@ -47,8 +49,8 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-3, weight_decay=0.1))
 
     encode = [policy.prompt_encoder(tokenizer, format) for format in (TEMPLATE, "{question}")]
-    stream = PromptStream(chain_prompts(DEFAULT_SPEC, "train", seed, 4096, *encode), seed)
-    evaluation = chain_prompts(DEFAULT_SPEC, "eval", 0, held_out, *encode)
+    stream = PromptStream(CHAIN.prompts("train", seed, 4096, *encode), seed)
+    evaluation = CHAIN.prompts("eval", 0, held_out, *encode)
 
     @jax.jit
     def step(params, opt_state, prompts, key):

@@ -2,7 +2,7 @@
 functions.
 """
 
-from rl_speed.data.chain import DEFAULT_SPEC, ChainClass, ChainSpec, chain_prompts, chain_source
+from rl_speed.data.chain import DEFAULT_SPEC
 from rl_speed.data.loaders import (
     DataError,
     Fields,
@@ -19,8 +19,6 @@ from rl_speed.data.rollouts import Rollouts
 
 __all__ = [
     "DEFAULT_SPEC",
-    "ChainClass",
-    "ChainSpec",
     "DataError",
     "EpochOrder",
     "Fields",
@@ -30,8 +28,6 @@ __all__ = [
     "Rollouts",
     "Row",
     "VisitOrder",
-    "chain_prompts",
-    "chain_source",
     "easy_to_hard",
     "load_prompts",
     "load_rows",

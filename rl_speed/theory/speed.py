@@ -102,9 +102,7 @@ def group_moments(p, n_init: int, n_cont: int, low=0, high=1) -> Moments:
     positives = np.arange(n + 1)
     g = positives * (n - positives) / (n * (n - 1))
     accepted = pmf(p, n) * shares
-    return Moments(
-        np.minimum(accepted.sum(-1), 1.0)[()], (accepted @ g)[()], (accepted @ g**2)[()]
-    )
+    return Moments(np.minimum(accepted.sum(-1), 1.0)[()], (accepted @ g)[()], (accepted @ g**2)[()])
 
 
 @dataclasses.dataclass(frozen=True)

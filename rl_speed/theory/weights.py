@@ -145,8 +145,9 @@ def allocated_weight(
 ) -> np.ndarray:
     """Weights of prompts under Reinforce-Ada-Est: each trains on its whole budget N_x.
 
-    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single sample. With p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none",
-    it is proportional to 1/p, f = log p, within integers and bounds.
+    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single sample. With
+    p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none", it is proportional to 1/p, f = log
+    p, within integers and bounds.
 
     Args:
       p: f[P], pass rates. budgets: i[P], at least 0, not all 0 (`allocate`).

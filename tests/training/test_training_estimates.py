@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.data import DEFAULT_SPEC, Prompt, chain_prompts
+from rl_speed.data import Prompt
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.tasks import TASKS
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import hidden_states, load_hf, load_tokenizer
 from rl_speed.rollout.counted import BetaEma
@@ -32,7 +33,7 @@ def prompts():
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
-    return chain_prompts(DEFAULT_SPEC, "train", 0, 1600, lambda text: encode(text + "="), encode)
+    return TASKS["chain"].prompts("train", 0, 1600, lambda text: encode(text + "="), encode)
 
 
 def pass_rate(prompt):
