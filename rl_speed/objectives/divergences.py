@@ -19,17 +19,9 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
     expected gradient zero (useless as a penalty), k2 has exactly the gradient of KL(pi || ref), and
     k3, GRPO's choice, that of KL(ref || pi).
 
-    Args:
-      logprobs, ref_logprobs: log-probs of the same tokens, any one shape. Mask
-        before or after; gradients flow through both.
-      kind: "k1" | "k2" | "k3".
-      clamp: bound on the exponent of k3, in nats: below d = -clamp k3 is constant,
-        so that one token on which the policies disagree cannot overflow.
-
-    Returns: float32 of the same shape.
-
-    Raises:
-      ValueError: unknown kind.
+    Log-probs are of the same tokens, of any one shape, as is the result; gradients flow through
+    both. `clamp`, in nats, bounds the exponent of k3: below d = -clamp k3 is constant, so that one
+    token on which the policies disagree cannot overflow. Raises ValueError for another kind.
     """
     if kind not in KL_KINDS:
         raise ValueError(f"Unknown KL kind {kind!r}; choose one of {KL_KINDS}.")

@@ -14,16 +14,9 @@ import jax
 import jax.numpy as jnp
 
 # Metrics of `policy_loss` itself: no loss may log them.
-OWN_SUMS = (
-    "tokens",
-    "sequences",
-    "ratio",
-    "correction",
-    "kl_behaviour",
-    "behaviour_gap",
-    "behaviour_gap_exp",
-    "kl_ref",
-    "entropy",
+OWN_SUMS = frozenset(
+    "tokens sequences ratio correction kl_behaviour behaviour_gap behaviour_gap_exp kl_ref "
+    "entropy".split()
 )
 
 
@@ -206,7 +199,7 @@ def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
             raise ValueError(
                 f"a loss of tokens of shape {shape} returned {name} of shape {jnp.shape(array)}."
             )
-    if taken := set(logged) & set(OWN_SUMS):
+    if taken := set(logged) & OWN_SUMS:
         raise ValueError(
             f"a loss logs {', '.join(sorted(taken))}, which is a metric of every loss already."
         )

@@ -1,10 +1,8 @@
 """Verifiers for integer answers inside the compiled loop, over token ids of any tokenization.
 
-A table holds the bytes of every token. So "1,234", "12 34" in any split, or a digit that shares its
-token with a bracket, are read alike. Only the last `window` tokens of a response are read; the host
-counts answers before them (`beyond_window`). Only plain integers are correct. An unusual but
-correct answer may be missed, but no incorrect one is accepted
-(tests/rewards/test_rewards_integer.py compares with math-verify).
+A table holds the bytes of every token. Only the last `window` tokens of a response are read; the
+host counts answers before them (`beyond_window`). Only plain integers are correct: an unusual but
+correct answer may be missed, but no incorrect one is accepted.
 """
 
 import dataclasses
@@ -73,9 +71,8 @@ def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray
         text = str(abs(value))
         if len(text) > digits:
             raise ValueError(f"{answer!r} has {len(text)} digits; there is room for {digits}")
-        rows.append(
-            [-1 if value < 0 else 1, len(text), *map(int, text), *[0] * (digits - len(text))]
-        )
+        padded = map(int, text.ljust(digits, "0"))
+        rows.append([-1 if value < 0 else 1, len(text), *padded])
     return np.asarray(rows, np.int32).reshape(-1, digits + 2)
 
 
@@ -115,8 +112,8 @@ class IntegerMatch:
         found = np.zeros(len(lengths), bool)
         for row in np.flatnonzero(lengths > self.window):
             ids = tokens[row, : lengths[row]]
-            ids = np.where(np.isin(ids, self.end_ids), 0, np.clip(ids, 0, len(self.table) - 1))
-            pieces = self.table[ids] * ~np.isin(tokens[row, : lengths[row]], self.end_ids)[:, None]
+            pieces = self.table[np.clip(ids, 0, len(self.table) - 1)]
+            pieces = pieces * ~np.isin(ids, self.end_ids)[:, None]
             whole, seen = (
                 part[part > 0].tobytes().decode("utf-8", "replace")
                 for part in (pieces, pieces[-self.window :])

@@ -23,8 +23,8 @@ class MathVerifier:
     r"""Scores responses against gold answers: 1 if they are mathematically equal, else 0.
 
     A context manager; `score` may be called from any thread. Workers start at the first call (or at
-    `start()`) and stay warm between calls. A worker is restarted when an item hangs, crashes or
-    exhausts memory, which affects only that item.
+    `start()`). One is restarted when an item hangs, crashes or exhausts memory, which affects only
+    that item.
 
     Modes:
       "boxed": the answer is the response's last box, \boxed{...} or \boxed 7. Adjacent boxes, as in
@@ -36,17 +36,14 @@ class MathVerifier:
         last number.
 
     Gold answer and answer are normalized (`rl_speed.answers`), and read completely or not at all.
-    Text that the parser would read only in part is refused, or matched word for word.
-
     Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in dollars, in a box, or a text that
     contains one of these. A gold answer that cannot be parsed is matched word for word; it is
     logged once, and its items are counted as "gold_unparsable".
 
     Attributes:
-      counts: Counter of items by cause since the verifier was made: those of `WorkerPool`, and
-        "no_answer" (nothing to compare), "unread" (the answer cannot be read completely) and
-        "gold_unparsable".
-      last_message: the latest detail for each cause.
+      counts: Counter of items by cause: those of `WorkerPool`, "no_answer" (nothing to compare),
+        "unread" (the answer cannot be read completely) and "gold_unparsable".
+      last_message: as of `WorkerPool`.
       unparsable_golds: the distinct gold answers that could not be parsed.
 
     The library answers "not equal" on errors inside SymPy, out of memory included. "exception" and
@@ -70,11 +67,8 @@ class MathVerifier:
     ):
         """Args:
         workers: processes. One scores about 500 plain numbers a second, or 25 to 50 points, sets or
-          polynomials; several times as many if the samples of a prompt end in the same few boxes
-          (`experiments/bench.py scoring`).
-        timeout_s, stall_s: seconds of processor time for one item, with parsing, and the wall-clock
-          limit, as in `WorkerPool`.
-        mode: "boxed" or "free", see above.
+          polynomials (`experiments/bench.py scoring`).
+        timeout_s, stall_s: as in `WorkerPool`, for one item with its parsing.
         float_rounding: decimals for comparing a decimal number, and one more than its compared
           digits; numbers without decimals are compared exactly.
         strict: variables keep their names: f(x) is not f(y), and a set is not a tuple.

@@ -24,7 +24,6 @@ class Style:
     """A convention for the parameters of reward functions.
 
     Attributes:
-      label: its name in messages.
       names: parameters with a fixed meaning, and for each a function (sample, chat) -> value.
       marks: a function with one of these parameters follows this convention; (): any of `names`.
       reads: for parameters whose value comes from a row: its column.
