@@ -4,12 +4,6 @@ Arrays are flat, as in `objectives.advantages`; all rows of a group are its pool
 bool[R], gives the class. Padding rows are never kept and get advantage 0, whatever their values.
 
 
-    statistics = pool_statistics(rewards, correct, group_ids, num_groups)
-    kept = balanced_downsample(correct, group_ids, num_groups, n,
-                               groups=resolved(statistics, k_pos, k_neg))  # or None: keep
-    advantages = pool_advantages(rewards, correct, group_ids, num_groups, kept, weight="inv_p")
-    rows = kept_rows(kept, group_ids, num_groups, n)                # [G, n], to gather the batch by
-
 A pool of c rows keeps min(c, n); a constant pool (also of one row) gets exactly 0 from every
 variant, with no NaN. The expected sum over a group's rows, divided by n, is
 `theory.sequential_weight` times grad p (tested by enumeration). The stopping rule that filled the

@@ -1,8 +1,8 @@
 """Mathematical equality of a response's answer and the gold answer, by the Math-Verify library.
 
-The library runs in the killable workers of `rl_speed.rewards.pool`. Its own time limits are off:
-they are signals, which work only on the main thread. Only the workers import it, through
-`rl_speed.rewards.grading`.
+The library runs in the killable workers of `rl_speed.rewards.pool`, and only they import it, through
+`rl_speed.rewards.grading`. Its own time limits are off: they are signals, which work only on the
+main thread.
 """
 
 import logging
@@ -32,8 +32,7 @@ class MathVerifier:
         incorrect.
       "free": searches the whole text as the library does: "final answer is", a box, "answer:", then
         the last LaTeX or plain number, extended to its whole expression. It is generous, for
-        evaluating models that were not told to box. Often a response without an answer gets its
-        last number.
+        evaluating models that were not told to box.
 
     Gold answer and answer are normalized (`rl_speed.answers`), and read completely or not at all.
     Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in dollars, in a box, or a text that
@@ -116,8 +115,8 @@ class MathVerifier:
     def score(self, responses: list[str], golds: list[str]) -> np.ndarray:
         """Returns the rewards, 0 or 1, in order: f32[R].
 
-        Raises ValueError on lists of different length, TypeError on anything but strings, and
-        RuntimeError if workers cannot start (for example without math-verify).
+        Raises ValueError for lists of different length, TypeError for anything but strings, and
+        RuntimeError if workers cannot start.
         """
         return self.score_detailed(responses, golds)[0]
 

@@ -4,12 +4,11 @@ Some expressions keep a grader in C code that no signal interrupts, and time lim
 only on the main thread (methods.md, section 6). Here every item runs in a process that the parent
 can kill. A failure costs only that item its reward, and is counted by cause.
 
-An item's result must not depend on the machine's load, so its limit is *processor* time. The worker
-measures it and replies. If there is no reply, the parent reads the processor clocks of the worker's
-whole session, children included, and kills the session. A sleeping item uses no processor time: a
-wall-clock limit ends it. Waiting for a processor is not sleep. An item that was not at fault (its
-worker was killed from outside, the host was suspended, or processes of an earlier item used its
-time) runs once more, alone, and that result counts.
+An item's limit is *processor* time, so that its result does not depend on the machine's load. The
+worker measures it and replies. If there is no reply, the parent reads the processor clocks of the
+worker's whole session, children included, and kills the session. A wall-clock limit ends a sleeping
+item; waiting for a processor is not sleep. An item that was not at fault runs once more, alone, and
+that result counts.
 
 Workers are started as `python worker.py`. They are not forked (a JAX process must not fork), and
 multiprocessing's spawn is not used (it runs the caller's main module again, with JAX).

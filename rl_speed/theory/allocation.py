@@ -28,13 +28,8 @@ def allocate(
       form: "power", or "variance", proportional to sqrt((1 - p) / p), which minimises the variance
         of the estimated objective E[log p] for a given budget; it ignores `gamma`.
 
-    Returns:
-      i64[P].
-
-    Raises:
-      ValueError: an estimate that is 0 (or outside [0, 1]), bounds that cross, or a budget that
-        they cannot meet.
-
+    Returns: i64[P]. Raises ValueError for an estimate outside (0, 1], bounds that cross, or a
+    budget that they cannot meet.
     Source: Reinforce-Ada, section 3.1 and Algorithm 1, "variance" appendix B.1. Bounds and rounding
     are ours.
     """

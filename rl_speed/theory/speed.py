@@ -125,9 +125,8 @@ def expected_speedup(
     """Compares SPEED with uniform and dynamic sampling on a histogram of pass rates.
 
     Args:
-      pass_rates: pass rate of each prompt, [P]. Taken as exact: rates measured
-        from few samples put too many prompts at 0 and 1 and understate what
-        screening accepts (at m samples, E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p)).
+      pass_rates: exact pass rate of each prompt, [P]. Rates measured from m samples understate what
+        screening accepts: E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p).
       n_init, n_cont, low, high: SPEED's, as in `phi_prime`.
       weights: how often each prompt is drawn [P], any positive scale; None: equally.
       n: samples per prompt of the two baselines; None: n_init + n_cont.
@@ -147,25 +146,7 @@ def expected_speedup(
         adam_wide          sqrt(S (N-1)) / the same of uniform
         samples            samples_per_group ratio; progress per generated sample
                            is any of the three divided by it
-
-    Derivation. Give each prompt its own logit theta_x and draw B prompts of many.
-    A trained group moves only its own coordinate, by g = s^2, so the batch
-    gradient G = (1/B) sum_b g_b e_(x_b) has
-      total drift     sum_x E[G_x] = S
-      mean square     E|G|^2 = M / B, as different prompts are orthogonal.
-    Progress is the total logit gained. Plain SGD gains lr S. An optimizer that
-    divides by the gradient's root mean square (global-norm clipping that always
-    binds; Adam where each parameter serves many prompts, so that its second-moment
-    estimate is an average over them) gains lr S / sqrt(M / B). This is the
-    noise-dominated regime: |E G|^2 = O(1/P) is far below M / B when prompts are
-    many. M is correct here, not a variance: most of the noise is which prompts
-    are drawn.
-
-    `adam_wide` is for a language model, whose scores z have many dimensions and are
-    nearly orthogonal between samples. Then |g|^2 = (1/N^2) sum_i A_i^2 |z_i|^2
-    = s^2 |z|^2 / (N-1), so M is proportional to S / (N-1), and S / sqrt M to
-    sqrt(S (N-1)). Without noise Adam moves the same distance whatever the gradient's
-    size, and every ratio is 1: gains per step exist only as far as steps are noisy.
+      The derivation is in this room's README.md.
 
     Raises:
       ValueError: as `phi_prime`; no pass rates; weights not matching or not

@@ -3,22 +3,8 @@
 One prompt's update is (1/n) sum_i A_i grad log pi(y_i) over the n rows that it trains on. Given the
 reward, the expected score is grad p (r - p) / (p (1-p)). So in expectation every update that uses
 only rewards is w(p) grad p, and the method ascends E[f(p)] with f' = w. The plain objective E[p]
-has w = 1; RLOO attains it. Only the form of w over p matters; a factor acts as a learning rate.
-
-Approximations (methods.md, section 3):
-
-- f = p (identity): RLOO exactly, r - mean up to the factor (n-1)/n. A Seq pool with the
-  "importance" correction has w = E[p_hat (1 - p_hat)] / (p (1-p)), which is 1 - 1/N for a pool of
-  fixed size N. Stopping changes that: if the rule waits only for positives, hard prompts still
-  weigh more, for k_pos = 1 and p -> 0 up to sum_{j <= rounds} (1 - 1/(j m)) / j.
-- f = 2 arcsin(sqrt(p)): division by the group's std, w -> 1/sqrt(p (1-p)) for many samples.
-- f = log(p / (1-p)) / 2 - p: the class-balanced down-sample alone (`balanced_weight`). It is close
-  to log(p) / 2 for small p. Unlike log(p), it weighs easy prompts as much as hard ones.
-- f = log p: weight "inv_p" with the "importance" correction. Without it, inv_p multiplies the
-  balance: about 1/(2p^2).
-- f = 2 sqrt(p): weight "inv_sqrt_p", and f = p^alpha: weight "power", each with the correction.
-
-All saturate below p of about 1/N_max: a prompt that is never solved cannot be weighted.
+has w = 1; RLOO attains it. Only the form of w over p matters. Which advantage ascends which f
+is in this room's README.md.
 """
 
 import math
@@ -98,17 +84,13 @@ def screened_weight(
     n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1), or a band.
 
     Args:
-      p: pass rate(s) in [0, 1], any shape; the ends are limits.
-      n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init.
-      inclusive: which of the two are accepted themselves: "both", "low", "high" or "neither".
+      p, n_init, n_cont, low, high: as in `phi_prime`.
+      inclusive: which of the two thresholds are accepted themselves: "both", "low", "high" or
+        "neither".
       advantage, eps: as in `uniform_weight`.
 
     Returns: float64 of p's shape, per screened prompt; divide by `acceptance` for the weight per
-      trained prompt.
-
-    Raises:
-      ValueError: p outside [0, 1], N < 2, an unknown advantage, or thresholds that no
-        count can pass.
+      trained prompt. Raises ValueError as `phi_prime`, or for an unknown name.
     """
     p = _check.probability(p)
     n_init = _check.count(n_init, "n_init", 1)
@@ -156,12 +138,7 @@ def allocated_weight(
         over it, also of the budgets.
       weight, alpha, cap: u, as in `sequential_weight`. advantage, eps: as in `uniform_weight`.
 
-    Returns: f64[P].
-
-    Raises:
-      ValueError: rates outside [0, 1], arrays that are not flat and of one length, invalid budgets,
-        an estimate of 0 with a weight, or invalid names and numbers as in `sequential_weight`.
-
+    Returns: f64[P]. Raises ValueError for an argument out of these ranges.
     Source: Reinforce-Ada, section 3.1 and Algorithm 1.
     """
     p, p_hat = _check.probability(p), _check.probability(p if p_hat is None else p_hat, "p_hat")
@@ -258,12 +235,7 @@ def sequential_weight(
         samples. Per prompt drawn; divide by the mean of `sequential_cost(...).resolved` over
         prompts for the weight per trained prompt.
 
-    Returns: float64 of p's shape.
-
-    Raises:
-      ValueError: p outside [0, 1], n < 2, an unknown name, "power" without a positive alpha, a cap
-        that is not positive, or as `sequential_exits`.
-
+    Returns: float64 of p's shape. Raises ValueError for an argument out of these ranges.
     Source: Reinforce-Ada, section 3 and Algorithm 2; the sums are ours.
     """
     p = _check.probability(p)
