@@ -148,19 +148,19 @@ class PartSearch:
         order = [name.lower() for name in self._order[names[0]]]
 
         def place(name):
-            return (order + [top := name.partition(".")[0].lower()]).index(top)
+            top = name.partition(".")[0].lower()
+            return order.index(top) if top in order else len(order)
 
         first = min(map(place, made.split("+")))
-        joined = "+".join(
-            [*(n for n in names if place(n) < first), made, *(n for n in names if place(n) > first)]
-        )
-        several = len(names) > 1
+        before = [name for name in names if place(name) < first]
+        after = [name for name in names if place(name) > first]
+        joined = "+".join([*before, made, *after])
         counts = ", ".join(f"{name!r} ({self._parts[name]} of {self.rows} rows)" for name in names)
-        look = "look like parts" if several else "looks like a part"
+        look, them = ("looks like a part", "it") if len(names) == 1 else ("look like parts", "them")
         return DataError(
             f"{path}: the question was found under {made!r}, but {counts} {look} of it that would "
-            f"be left out. {flag}={joined} joins them in that order; {flag}={made} leaves "
-            f"{'them' if several else 'it'} out; any other field can be named there, too"
+            f"be left out. {flag}={joined} joins them in that order; {flag}={made} leaves {them} "
+            "out; any other field can be named there, too"
         )
 
 

@@ -67,21 +67,21 @@ def load_pass_rates(
     if scale is not None and scale not in SCALES:
         raise DataError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     whole = path.name.endswith(".json") and path.is_file()
-    rows = _rates_object(path, field) if whole else None
-    if rows is not None:
+    pairs = _rates_object(path, field) if whole else None
+    rows = read_items(path)
+    named = True
+    if pairs is not None:
         field = "rates"
         scale = scale or "rate"
-        named = all(name is not None for name, _ in rows)
+        named = all(name is not None for name, _ in pairs)
         rows = [
             (Place(str(path), path.name, i), {"id": name, "rates": value})
-            for i, (name, value) in enumerate(rows, start=1)
+            for i, (name, value) in enumerate(pairs, start=1)
         ]
-    else:
-        named = True
     values = []
     measured = []
     missing = []
-    for place, item in read_items(path) if rows is None else rows:
+    for place, item in rows:
         where = str(place)
         if isinstance(item, DataError):
             raise DataError(f"{where}: {item}")
@@ -156,29 +156,21 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
 
 
 def _known(field: str) -> str | None:
-    return next(
-        (
-            scale
-            for name, scale in KNOWN_FIELDS.items()
-            if field == name or field.startswith(name + "_")
-        ),
-        None,
-    )
+    known = (scale for name, scale in KNOWN_FIELDS.items() if f"{field}_".startswith(f"{name}_"))
+    return next(known, None)
 
 
 def _find_field(item: dict, where: str) -> str:
     found = [name for name in item if _known(name)]
-    if len(found) != 1:
+    if len(found) == 1:
+        return found[0]
+    what = f"several fields look like pass rates ({', '.join(found)})"
+    if not found:
         what = (
-            f"several fields look like pass rates ({', '.join(found)})"
-            if found
-            else (
-                f"no field looks like a pass rate ({', '.join(KNOWN_FIELDS)}); it has "
-                f"{', '.join(sorted(item)) or 'none'}"
-            )
+            f"no field looks like a pass rate ({', '.join(KNOWN_FIELDS)}); it has "
+            f"{', '.join(sorted(item)) or 'none'}"
         )
-        raise DataError(f"{where}: {what}; name one with field")
-    return found[0]
+    raise DataError(f"{where}: {what}; name one with field")
 
 
 def number(value: Any, where: str) -> float:
@@ -193,11 +185,8 @@ def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]]
     if not isinstance(whole, dict):
         return None
     name = field or "rates"
-    if (
-        whole
-        and name not in whole
-        and not any(isinstance(value, list | dict) for value in whole.values())
-    ):
+    plain = not any(isinstance(value, list | dict) for value in whole.values())
+    if whole and name not in whole and plain:
         return list(whole.items())
     if not isinstance(whole.get(name), list):
         raise DataError(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.data.orders import AdaptiveOrder, EpochOrder, in_file_order, shuffled
+from rl_speed.data.orders import AdaptiveOrder, EpochOrder, shuffled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,8 +62,7 @@ class PromptStream:
 
     Args:
       source: a sequence of prompts, or a function index -> Prompt (endless).
-      shuffle: a new shuffle for each epoch; False: the data set's own order.
-      order: another order of a finite data set, instead of `shuffle`.
+      order: of a finite data set; None: a new shuffle for each epoch.
 
     Raises:
       ValueError: the data set is empty, or there is an order for an endless source.
@@ -73,7 +72,6 @@ class PromptStream:
         self,
         source: Sequence[Prompt] | Callable[[int], Prompt],
         seed: int = 0,
-        shuffle: bool = True,
         order: EpochOrder | AdaptiveOrder | None = None,
     ):
         self._source = source
@@ -85,7 +83,7 @@ class PromptStream:
                 f"the order {order.name!r} needs a finite data set, and this source is endless"
             )
         if self._size is not None and order is None:
-            order = shuffled(self._size, seed) if shuffle else in_file_order(self._size)
+            order = shuffled(self._size, seed)
         self._seed = seed
         self._order = order
         self._adaptive = None if isinstance(order, EpochOrder) else order
@@ -174,11 +172,6 @@ class PromptStream:
         """The order of the finite data set."""
         return self._order
 
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next fresh prompt, from 0; always 0 for an endless source."""
-        return 0 if self._size is None else self._serial // self._size
-
     def metrics(self) -> dict[str, float]:
         """Visits and epochs so far, returned prompts. With an order that depends on results also
         prompts that are out, and the order's metrics.
@@ -204,7 +197,7 @@ class PromptStream:
             "returned": " ".join(map(str, self._returned)),
             "seed": self._seed,
             "size": -1 if self._size is None else self._size,
-            "order": self._order_name,
+            "order": "source" if self._order is None else self._order.name,
             "data": self._digest,
         }
         if self._adaptive:
@@ -240,10 +233,6 @@ class PromptStream:
     @functools.cached_property
     def _digest(self) -> str:
         return digest(self.prompts)
-
-    @property
-    def _order_name(self) -> str:
-        return "source" if self._order is None else self._order.name
 
     def _at(self, visit: int) -> Prompt:
         if self._size is None:

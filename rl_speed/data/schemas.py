@@ -3,6 +3,7 @@ sets (a table in this room's README.md), in any case; the first that a row has c
 """
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +54,6 @@ _NAME_WORD = re.compile(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*")
 # Fields of verl's rows with objects, or JSON text of objects.
 _OBJECTS = ("reward_model", "extra_info")
 # A word is two adjacent letters between spaces, or one character of a script without spaces.
-_TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[^\W\d_]{2}")
 _CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _WORDS_OF_A_PART = 5
@@ -189,29 +189,25 @@ def read_row(
     meta = {name: _plain(item[name]) for name in _META if item.get(name) not in (None, "")}
     asked = published if fields.columns is None else fields.columns
     kept = {str(name): _plain(published[name]) for name in asked if name in published}
-    about = {**meta, "row": kept} if kept else meta
     row = Row(
         row_id(item, where),
         question,
         answer,
         solution=solution,
-        meta=about,
+        meta=meta | ({"row": kept} if kept else {}),
         where=where,
         made_of="+".join(made_of),
         system=_system_turn(item, dict.fromkeys((*made_of, *sorted(read)))),
     )
     for name in ("id", "answer", "solution", "system"):
         _require_unicode(name, getattr(row, name))
-    id_name = next((name for name in IDS if item.get(name) is not None), "")
-    used = {*made_of, *read, *meta, id_name, answer_name.lower(), solution_name.lower()}
+    used = {*made_of, *read, *meta, _first(item, IDS), answer_name.lower(), solution_name.lower()}
     # A question made of numbers lacks no text.
     return row, _left(published, item, used, row, bool(parts) or "nums" in made_of)
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold; other values of Parquet files (dates, bytes, decimals) as
-    text.
-    """
+    """A value that JSON can hold; others (dates, bytes, decimals) as text."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
@@ -232,7 +228,12 @@ def _require_unicode(name: str, text: str) -> None:
 def row_id(item: dict[str, Any], where: str) -> str:
     """A row's id, index, unique_id or uuid, else `where` (FILE:LINE)."""
     flat = _flat(item)
-    return str(next((flat[name] for name in IDS if flat.get(name) is not None), where))
+    return str(flat.get(_first(flat, IDS), where))
+
+
+def _first(item: dict[str, Any], names: Iterable[str]) -> str:
+    """The first of these fields that has a value; "" if none has."""
+    return next((name for name in names if item.get(name) is not None), "")
 
 
 def _marked(item: dict[str, Any], name: str) -> str:
@@ -294,13 +295,9 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}".lower(): v for inner, v in value.items()}
     puzzle = flat.get("reward_model.ground_truth")
-    # TinyZero's countdown
-    if isinstance(puzzle, dict) and "target" in puzzle and "numbers" in puzzle:
-        flat |= {
-            "nums": puzzle["numbers"],
-            "target": puzzle["target"],
-            "reward_model.ground_truth": None,
-        }
+    if isinstance(puzzle, dict) and {"target", "numbers"} <= puzzle.keys():  # TinyZero's countdown
+        flat |= {"nums": puzzle["numbers"], "target": puzzle["target"]}
+        flat["reward_model.ground_truth"] = None
     return flat
 
 
@@ -342,29 +339,24 @@ def _question(
     """(the question, the fields that make it up, other fields that were read for it)."""
     if parts:
         return _named_question(item, parts, flag)
-    if (
-        isinstance(item.get("nums"), (list, tuple))
-        and "target" in item
-        and not item.get("question")
-    ):
-        nums = ", ".join(str(n) for n in item["nums"])
-        text = COUNTDOWN.format(nums=f"[{nums}]", target=item["target"])
+    nums = item.get("nums")
+    if isinstance(nums, (list, tuple)) and "target" in item and not item.get("question"):
+        listed = ", ".join(map(str, nums))
+        text = COUNTDOWN.format(nums=f"[{listed}]", target=item["target"])
         # TinyZero's fields with the same content.
         return text, ("nums", "target"), {"prompt", "reward_model.ground_truth"}
-    name = next((name for name in QUESTIONS if item.get(name) is not None), None)
-    if name is None:
+    name = _first(item, QUESTIONS)
+    if not name:
         raise DataError(
             f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}; it has {sorted(item)}"
         )
     text, read = _question_text(item[name], name, item)
     # A context that the question repeats is not put before it again.
+    contexts = {field: _text(item[field]) for field in item if field in CONTEXTS and field != name}
     before = {
-        context: part
-        for context in item
-        if context in CONTEXTS
-        and context != name
-        and (part := _text(item[context]))
-        and _squeezed(part) not in _squeezed(text)
+        field: part
+        for field, part in contexts.items()
+        if part and _squeezed(part) not in _squeezed(text)
     }
     return _joined({**before, name: text}), (*before, read), {name}
 
@@ -491,12 +483,8 @@ def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
 
 def _wordy(text: str) -> bool:
     """Whether a text has at least `_WORDS_OF_A_PART` words."""
-    words = 0
-    for token in _TOKEN.finditer(text):
-        words += len(_CHARACTER.findall(token[0])) or bool(_WORD.search(token[0]))
-        if words >= _WORDS_OF_A_PART:
-            return True
-    return False
+    found = (len(_CHARACTER.findall(word)) or bool(_WORD.search(word)) for word in text.split())
+    return any(words >= _WORDS_OF_A_PART for words in itertools.accumulate(found))
 
 
 def _user_turn(messages: Any, name: str) -> str:
@@ -531,7 +519,7 @@ def _unwrapped(text: str) -> str:
 
 def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
     """(worked solution, its field); empty if there is none."""
-    name = given or next((n for n in SOLUTIONS if item.get(n) is not None), "")
+    name = given or _first(item, SOLUTIONS)
     value = _given(item, given, flag) if given else item.get(name, "")
     if isinstance(value, (list, tuple)):  # OlympiadBench: several solutions
         value = value[0] if value else ""
@@ -540,17 +528,11 @@ def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
 
 def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple[str, str, str]:
     """(gold answer, solution, the answer's field)."""
-    if given:
-        value = _given(item, given, flag)
-        name = given
-    else:
-        name = next((name for name in ANSWERS if item.get(name) is not None), None)
-        if name is None:
-            return _answer_in(solution, item), solution, ""
-        value = item[name]
-        # Copies of MATH in which answers in words were cut out.
-        if value == "" and gold.last_box(solution):
-            return _answer_in(solution, item), solution, ""
+    name = given or _first(item, ANSWERS)
+    value = _given(item, given, flag) if given else item.get(name)
+    # In copies of MATH answers in words were cut out.
+    if not given and (not name or (value == "" and gold.last_box(solution))):
+        return _answer_in(solution, item), solution, ""
     if isinstance(value, str) and "####" in value:  # GSM8K
         # Its thousands separators are removed, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and
         # stays.
@@ -571,15 +553,11 @@ def _answer_in(solution: str, item: dict[str, Any]) -> str:
 
     A "solution" of one word or formula is the answer itself.
     """
-    box = gold.last_box(solution)
-    if box:
-        return gold.answer_text(box, "solution")
-    if (
-        solution
-        and len(solution) <= 60
-        and (re.fullmatch(r"\S+", solution) or re.fullmatch(r"\$[^$]+\$", solution))
-    ):
-        return gold.answer_text(solution, "solution")
+    text = gold.last_box(solution)
+    if not text and len(solution) <= 60 and re.fullmatch(r"\S+|\$[^$]+\$", solution):
+        text = solution
+    if text:
+        return gold.answer_text(text, "solution")
     raise DataError(
         f"no {' or '.join(map(repr, ANSWERS[:2]))}, and no box in a solution; it has {sorted(item)}"
     )

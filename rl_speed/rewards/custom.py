@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.named import is_function
-from rl_speed.rewards.judged import Judged
+from rl_speed.rewards.judged import Judged, counted
 from rl_speed.rewards.pool import CAUSES, STALL_FACTOR, UNGRADED, WorkerPool
 from rl_speed.rewards.signatures import FIELDS, ROW, Signature
 
@@ -225,7 +225,7 @@ class FunctionRewards:
                 _log.warning(
                     "%s: %s of %d responses, which get 0; the latest: %s",
                     function,
-                    ", ".join(f"{n} ({cause})" for cause, n in lost.items()),
+                    counted(lost),
                     len(samples),
                     judged.message,
                 )

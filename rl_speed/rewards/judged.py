@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,11 @@ class Judged:
     def failed(self) -> np.ndarray:
         """bool[R]: whether there is no value."""
         return np.isin(self.causes, UNGRADED)
+
+
+def counted(lost: Mapping[str, int]) -> str:
+    """Numbers by cause, for people."""
+    return ", ".join(f"{n} ({cause})" for cause, n in lost.items())
 
 
 class RewardError(RuntimeError):

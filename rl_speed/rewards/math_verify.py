@@ -1,6 +1,6 @@
 """Mathematical equality of a response's answer and the gold answer, by the Math-Verify library.
 
-The library runs in the killable workers of `rl_speed.rewards.pool`, and only they import it, through
+The library runs in the killable workers of `rl_speed.rewards.pool`; only they import it, through
 `rl_speed.rewards.grading`. Its own time limits are off: they are signals, which work only on the
 main thread.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.rewards.judged import Judged
+from rl_speed.rewards.judged import Judged, counted
 from rl_speed.rewards.pool import UNGRADED, WorkerPool
 
 MODES = ("boxed", "free")
@@ -135,9 +135,7 @@ class MathVerifier:
         )
         if lost := {c: causes.count(c) for c in UNGRADED if c in causes}:
             _log.warning(
-                "%s of %d responses could not be graded and earn 0",
-                ", ".join(f"{n} ({c})" for c, n in lost.items()),
-                len(responses),
+                "%s of %d responses could not be graded and earn 0", counted(lost), len(responses)
             )
         unparsable = {gold for gold, cause in zip(golds, causes) if cause == "gold_unparsable"}
         for gold in sorted(unparsable - self.unparsable_golds):

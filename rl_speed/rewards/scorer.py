@@ -25,27 +25,9 @@ from rl_speed.rewards.custom import parse_extra
 from rl_speed.rewards.judged import FailureWatch, Judged
 from rl_speed.sampling.adaptive import Verify
 
-
-class Prompt(Protocol):
-    """What is used here of `rl_speed.data.Prompt`."""
-
-    id: str
-    text: str
-    answer: str
-    answer_tokens: np.ndarray
-    meta: dict[str, Any]
-
-
-class Rollouts(Protocol):
-    """What is used here of `rl_speed.data.Rollouts`."""
-
-    prompts: Sequence[Prompt]
-    owner: np.ndarray
-    tokens: np.ndarray
-    lengths: np.ndarray
-    nonfinite: np.ndarray
-
-
+# `rl_speed.data.Prompt` and `rl_speed.data.Rollouts`: that room comes after this one.
+Prompt = Any
+Rollouts = Any
 # Prefix of a part's name: the scores under it hold the responses for which the part failed.
 _FAILED = "failed "
 
@@ -159,12 +141,12 @@ class TextScorer:
         self._end = tuple(end_tokens)
         self.verifier = verifier
 
-    def __call__(self, rollouts: Rollouts, texts: list[str] | None = None) -> np.ndarray:
-        """f32[R]. `texts`: the responses, if they are already decoded."""
-        return self.detailed(rollouts, texts).values
+    def __call__(self, rollouts: Rollouts) -> np.ndarray:
+        """f32[R]."""
+        return self.detailed(rollouts).values
 
     def detailed(self, rollouts: Rollouts, texts: list[str] | None = None) -> Judged:
-        """Values with their causes, and the verifier's other numbers."""
+        """Values with causes and other numbers. `texts`: the responses, if already decoded."""
         texts = decode_responses(self._tokenizer, rollouts, self._end) if texts is None else texts
         return self.verifier.judge(known_samples(rollouts, texts, self._end))
 
@@ -244,8 +226,8 @@ class JaxScorer:
         self._beyond = getattr(verify, "beyond_window", None)
         self.verifier = None if self._beyond is None else _Counted()
 
-    def __call__(self, rollouts: Rollouts, texts: Sequence[str] | None = None) -> np.ndarray:
-        """f32[R]. `texts` is unused; verifiers of text need it."""
+    def __call__(self, rollouts: Rollouts) -> np.ndarray:
+        """f32[R]."""
         answers = jax.tree.map(lambda x: x[rollouts.owner], self._encode(rollouts.prompts))
         arrays = (rollouts.tokens, rollouts.lengths, answers)
         count = len(rollouts.lengths)
@@ -281,15 +263,6 @@ class _Counted:
     def close(self) -> None: ...
 
 
-class Hosts(Protocol):
-    """What is used here of `rl_speed.runtime.hosts.Hosts`."""
-
-    index: int
-    count: int
-
-    def gather(self, value: Any, what: str) -> list[Any]: ...
-
-
 class RewardScorer:
     """Computes correctness and the training reward, for the driver.
 
@@ -300,10 +273,9 @@ class RewardScorer:
     results.
 
     Args:
-      verify: (rollouts, their texts or None) -> accuracy f32[R]. config: the section
-        `config.reward`. max_new: the length limit of a response, in tokens.
-      functions: those of `config.extra`, in order. hosts: processes that share the scoring; None:
-        only this one.
+      config: the section `config.reward`. max_new: the length limit of a response, in tokens.
+      functions: those of `config.extra`, in order. hosts: the processes that share the scoring
+        (`rl_speed.runtime.hosts.Hosts`); None: only this one.
     """
 
     def __init__(
@@ -314,7 +286,7 @@ class RewardScorer:
         tokenizer: Any,
         end_tokens: Sequence[int],
         functions: FunctionRewards | None = None,
-        hosts: Hosts | None = None,
+        hosts: Any = None,
     ):
         self.verify = verify
         self._config = config
@@ -443,7 +415,7 @@ class RewardScorer:
         if isinstance(self.verify, TextScorer):
             yield from self._judged("accuracy", self.verify.detailed(rollouts, texts))
         else:
-            yield "accuracy", self.verify(rollouts, texts)
+            yield "accuracy", self.verify(rollouts)
 
     def _parts(self, rollouts: Rollouts) -> Iterator[tuple[str, np.ndarray]]:
         """(name, reward f32[R]) of each part, accuracy first. Text verifiers and functions also
