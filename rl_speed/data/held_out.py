@@ -88,9 +88,8 @@ def _parse_file(entry: str, field: str) -> NamedFile:
 
 
 def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prompt, ...]:
-    """The first `limit` prompts (0: all) of the set `name`, with the visits that key the randomness
-    of their samples. The key is the name and the index in the set, so other sets or a limit do not
-    change a question's samples. A set without a name counts from 0.
+    """The first `limit` prompts (0: all) of the set `name`, with visits from the name and the index
+    in the set, so other sets or a limit do not change a question's samples.
     """
     start = zlib.crc32(name.encode())
     return tuple(

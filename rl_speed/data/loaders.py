@@ -190,8 +190,8 @@ def load_rows(
       read: makes a row from an item, as `schemas.read_row` does.
 
     Raises:
-      DataError: no such file, content that does not match its format, a bad row, no usable row, a
-        field of `fields.question` that no row has, or `refuse`.
+      DataError: an unreadable file, a bad row, no usable row, a field of `fields.question` that no
+        row has, or `refuse`.
       ValueError: `on_bad_row` is neither, or `keep` names an unknown filter.
     """
     if on_bad_row not in ("error", "skip"):
@@ -287,8 +287,7 @@ def load_training_rows(
         automatically.
       unique: keep only the first row of each question (ignoring white space and case).
 
-    Raises:
-      the errors of `load_rows`, and ValueError if `held_out` leaves nothing to train on.
+    Raises: the errors of `load_rows` and `select.hold_out`.
     """
     rows, report = load_rows(path, on_bad_row, fields, keep)
     held: list[Row] = []

@@ -202,7 +202,7 @@ def _choose(folder: Path, names: Sequence[str], split: str) -> str:
 
 
 def _one_set(folder: Path, files: list[Path]) -> list[Path]:
-    """Check that `files` are one data set: in one folder, of one format, none missing."""
+    """`files`, which must be one data set: in one folder, of one format, none missing."""
     folders = {path.parent.relative_to(folder).as_posix() for path in files}
     if len(folders) > 1:
         raise DataError(

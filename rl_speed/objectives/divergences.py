@@ -14,10 +14,9 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
       k2 = d^2 / 2         biased in value, lower variance
       k3 = e^-d + d - 1    unbiased and never negative
 
-    Use. In the *reward* (`shaping.kl_shaped_rewards`) the value matters: k1 gives the exact
-    gradient of KL(pi || ref). In the *loss* a gradient is taken, only through d: there k1 has
-    expected gradient zero (useless as a penalty), k2 has exactly the gradient of KL(pi || ref), and
-    k3, GRPO's choice, that of KL(ref || pi).
+    In the *reward* (`shaping.kl_shaped_rewards`) k1 gives the exact gradient of KL(pi || ref). In
+    the *loss* k1 has expected gradient zero (useless as a penalty), k2 has exactly the gradient of
+    KL(pi || ref), and k3, GRPO's choice, that of KL(ref || pi).
 
     Log-probs are of the same tokens, of any one shape, as is the result; gradients flow through
     both. `clamp`, in nats, bounds the exponent of k3: below d = -clamp k3 is constant, so that one

@@ -93,11 +93,10 @@ def tis(tokens: Tokens, *, truncation=2.0):
 
 
 def gspo(tokens: Tokens, *, clip_low=3e-4, clip_high=4e-4):
-    """PPO's minimum for whole samples: the ratio is the geometric mean over the sample, clipped
-    once.
+    """PPO's minimum for whole samples: the ratio is the geometric mean over the sample.
 
-    With "seq_mean_token_mean" it is the mean over samples of the source (Zheng et al., arXiv
-    2507.18071, equations 5 to 7, whose bounds are the defaults).
+    Source: Zheng et al. (arXiv 2507.18071), equations 5 to 7, with "seq_mean_token_mean"; its
+    bounds are the defaults.
     """
     _require_bounds(clip_low, clip_high)
     bounded_Rx1, held = clip_where_ppo_does(

@@ -54,12 +54,8 @@ def cuts(
     U{0..L}, clipped to the allowed range.
 
     A cut never keeps the end token of the response, and leaves room for at least one new token
-    within `max_response`. So in a response that ended, m = 0 and m = 1 make the same cut: all but
-    its end token is kept with probability 2 / (L + 1), for L of at least 1. Ours: the paper's m = 0
-    leaves nothing to sample.
-
-    A sample's draw is keyed by (seed, visit, its index) and does not depend on the call. Its cut is
-    the same if the cached response is: a visit must keep the response it started with.
+    within `max_response`. So in a response that ended, m = 0 and m = 1 make the same cut. Ours: the
+    paper's m = 0 leaves nothing to sample. A sample's draw is keyed by (seed, visit, its index).
 
     Returns: i32[count]; zeros without a cached response.
     Source: methods.md section 4.

@@ -53,9 +53,9 @@ def call(
     """(0, "ok", the outcomes as JSON) of a function for responses; `describe` without rows.
 
     Args:
-      rows: arguments by name, for each response. More than one row only if the function takes lists
-        or is asynchronous.
-      wait_s: wall-clock seconds after which an asynchronous call is given up; other calls go on.
+      rows: arguments by name, for each response; several if the function takes lists or is
+        asynchronous.
+      wait_s: wall-clock seconds after which an asynchronous call is given up.
     """
     if rows is None:
         return describe(function)

@@ -46,9 +46,8 @@ def format_reward(
 def language_reward(responses: Sequence[str]) -> np.ndarray:
     """The share of each response's characters that are English mathematics: f32[R].
 
-    These are ASCII letters, white space and symbols. A symbol is any Unicode number, punctuation or
-    symbol, so digits and formulas cost nothing. Letters of other alphabets count against the
-    response. An empty response scores 0.
+    These are ASCII letters, white space and any Unicode number, punctuation or symbol. An empty
+    response scores 0.
 
     Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
     """

@@ -27,8 +27,8 @@ MODES = ("boxed", "last")
 def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
     """u8[V, width]: the bytes of each token in running text, 0 after the end.
 
-    A token of more than `width` bytes keeps its first ones. If it is more than white space, the
-    last kept byte becomes a letter: a cut can then hide, but not create, an integer or a box.
+    A longer token keeps its first bytes. Unless it is white space, the last of these becomes a
+    letter: a cut can then hide, but not create, an integer or a box.
     """
     table = np.zeros((vocab_size, width), np.uint8)
     special = set(tokenizer.all_special_ids)
@@ -49,7 +49,7 @@ def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """Byte -> character, as byte-level BPE (GPT-2) writes bytes in its vocabulary."""
+    """Byte -> character in the vocabulary of a byte-level BPE (GPT-2)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     odd = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(odd)}

@@ -54,11 +54,7 @@ class FailureWatch:
         self._prompts: dict[str, set[Hashable]] = {}
 
     def see(self, name: str, failed: np.ndarray, prompts: Sequence[Hashable], message: str) -> None:
-        """Records one call.
-
-        Args:
-          name: the field and the function, for errors. failed: bool[R], from `Judged`.
-          prompts: the prompt of each response. message: why the latest one failed.
+        """Records one call: `failed` bool[R] and `message` are from `Judged`, `name` is for errors.
 
         Raises:
           RewardError: all responses failed, in this call and since the last value: `MANY` or more,

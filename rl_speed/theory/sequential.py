@@ -17,9 +17,8 @@ class Exit(NamedTuple):
 
     Attributes:
       n: samples drawn by then, the size of the pool.
-      share: float64[n + 1], for k positives: share of the orders of n samples with k positives in
-        which the prompt is sampled until this round and no further. P(leave here with k) = share[k]
-        C(n, k) p^k (1-p)^(n-k).
+      share: float64[n + 1], of the orders of n samples with k positives in which the prompt leaves
+        now: P(leave here with k) = share[k] C(n, k) p^k (1-p)^(n-k).
       resolved: bool[n + 1], whether k positives satisfy the rule. Unresolved prompts leave only in
         the last round.
     """

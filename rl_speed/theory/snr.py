@@ -56,9 +56,8 @@ def snr_bound_exact_advantage(p):
 def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
     """Lower bound on E[J(theta + step * g)] - J(theta) for an unbiased gradient estimate g.
 
-    step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)). With both 1, as in the paper, it is
-    |grad J|^2 / 2 (1 - 1 / SNR). It is attained if J is quadratic with that curvature everywhere,
-    and positive only for steps below 2 / (smoothness (1 + 1 / SNR)).
+    step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)); attained if J is quadratic with
+    that curvature everywhere.
 
     Args:
       gradient_squared: |grad J|^2, 0 or more. snr: of g, broadcast against it; at 0 the bound is
