@@ -5,8 +5,7 @@
 A step is one compiled program. It screens candidates with 4 samples each, draws 20 more of those
 that were neither always nor never solved, and makes one RLOO update on the first 16 such groups.
 Held-out accuracy is printed every ten steps. This is SPEED's Algorithm 1. experiments/train.py adds
-methods, meshes, checkpoints, metrics and export, and by default runs Algorithm 2: the rule on the
-host between generation calls, with pre-fetch and a buffer (rl_speed/rollout/host_driver.py).
+methods, checkpoints, metrics and export; its default is Algorithm 2 (rollout/host_driver.py).
 """
 
 import argparse
@@ -16,9 +15,8 @@ import jax
 import optax
 
 from rl_speed import policy, sampling
-from rl_speed.data import PromptStream
+from rl_speed.data import TASKS, PromptStream
 from rl_speed.data.embedded_tokenizer import TEMPLATE, embedded_directory
-from rl_speed.data.tasks import TASKS
 from rl_speed.objectives import policy_loss, rloo
 from rl_speed.rewards import ExactMatch, pad_answers
 from rl_speed.runtime.setup import setup_jax

@@ -16,6 +16,7 @@ from rl_speed.data.loaders import (
 from rl_speed.data.orders import EpochOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.tasks import TASKS
 
 __all__ = [
     "DEFAULT_SPEC",
@@ -27,6 +28,7 @@ __all__ = [
     "PromptStream",
     "Rollouts",
     "Row",
+    "TASKS",
     "VisitOrder",
     "easy_to_hard",
     "load_prompts",
