@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_speed.data.loaders import Fields, load_rows, load_training_rows
-from rl_speed.data.sources import resolve
-from rl_speed.data.survey import (
+from lab.data_survey import (
     against_table,
     check_gold,
     copies,
@@ -20,6 +18,8 @@ from rl_speed.data.survey import (
     table,
     write_rows,
 )
+from rl_speed.data.loaders import Fields, load_rows, load_training_rows
+from rl_speed.data.sources import resolve
 from rl_speed.rewards import MathVerifier
 from rl_speed.runtime.progress import progress_bar
 

@@ -2,7 +2,7 @@
 functions.
 """
 
-from rl_speed.data.chain import DEFAULT_SPEC, ChainClass, ChainSpec, chain_prompts, chain_source
+from rl_speed.data.chain import DEFAULT_SPEC
 from rl_speed.data.loaders import (
     DataError,
     Fields,
@@ -16,11 +16,10 @@ from rl_speed.data.loaders import (
 from rl_speed.data.orders import EpochOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.tasks import TASKS
 
 __all__ = [
     "DEFAULT_SPEC",
-    "ChainClass",
-    "ChainSpec",
     "DataError",
     "EpochOrder",
     "Fields",
@@ -29,9 +28,8 @@ __all__ = [
     "PromptStream",
     "Rollouts",
     "Row",
+    "TASKS",
     "VisitOrder",
-    "chain_prompts",
-    "chain_source",
     "easy_to_hard",
     "load_prompts",
     "load_rows",

@@ -2,33 +2,19 @@
 
 A question is an operator and digits, padded with dots to the longest question's width, "+3459....".
 Its answer is every running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10).
-Because of the dots, the digit that a step needs is always at the same distance, which a policy of
-0.1 M parameters learns within a minute or two. Only a complete answer is correct, so guessing an
-answer to n numbers succeeds with probability 10^-(n-1).
+Because of the dots, the digit that a step needs is always at the same distance. An operator is a
+table digit x digit -> digit that the policy has to memorize.
 
-An operator is a table digit x digit -> digit that the policy has to memorize; ">" is the trivial
-one, which copies the number. The policy's knowledge comes from the demonstrations of the cold
-start. Each class of questions has demonstrations whose steps are wrong with probability `noise`. A
-wrong step writes the entry's *misconception*, one fixed wrong digit of that table entry, and the
-chain continues from the written digit. So
+The policy's knowledge comes from the demonstrations of the cold start. A step of these is wrong
+with the probability `noise` of the question's class: it writes the table entry's *misconception*,
+one fixed wrong digit, and the chain continues from that digit. So a policy that has learnt the
+demonstrations gets each step correct with probability 1 - noise, and a question of n numbers with
+probability (1 - noise)^(n-1). A class that `rambles` stays unsolvable: its demonstrations are
+random digits without an end. This room's README.md says why the classes are as they are.
 
-- each step of a demonstration depends only on the digit before it and on the next number, whatever
-  errors came before. A policy that has learnt the demonstrations gets each step correct with
-  probability exactly 1 - noise, and a question of n numbers with probability (1 - noise)^(n-1);
-- at noise 0.5 no global change of the policy, such as sharpening it, helps. The entries have to be
-  learnt one by one, and a prompt that is always or never solved teaches none of them. (We first
-  spread errors over all wrong digits. A policy then improves on every question at once by
-  sharpening, and the choice of training prompts hardly matters.)
-
-Noise 0 makes an easy class, noise on a short chain the middle, and noise on a long chain the hard
-end, which becomes solvable once the steps are learnt. A class that `rambles` stays unsolvable: its
-demonstrations are random digits without an end, as a language model's responses to problems that it
-cannot solve are long and run into the length limit.
-
-Every question is a pure function of (spec, split, seed, index). A hash of the text separates
-training and held-out questions, so they never overlap for any seed, size or class. "train" and
-"demo" (the cold start's demonstrations) are on the training side; "eval" and "demo_eval"
-(demonstrations that measure the cold start's loss) are on the held-out side.
+Every question is a pure function of (spec, split, seed, index). A hash of the text separates the
+training side ("train", "demo") from the held-out side ("eval", "demo_eval") for any seed, size or
+class. "demo" and "demo_eval" are demonstrations to train and to measure the cold start with.
 """
 
 import dataclasses
@@ -79,51 +65,12 @@ class ChainClass:
     demonstrated: float = 1.0
     rambles: int = 0
 
-    def __post_init__(self):
-        for field, ok, want in (
-            (
-                "operator",
-                bool(self.operator) and set(self.operator) <= set(TABLES),
-                f"of {' '.join(TABLES)}",
-            ),
-            ("min_numbers", self.min_numbers >= 2, "at least 2"),
-            (
-                "max_numbers",
-                self.max_numbers >= self.min_numbers,
-                f"at least min_numbers ({self.min_numbers})",
-            ),
-            ("weight", self.weight >= 0, "0 or more"),
-            ("noise", 0 <= self.noise < 1, "in [0, 1)"),
-            ("demonstrated", self.demonstrated >= 0, "0 or more"),
-            (
-                "rambles",
-                self.rambles == 0 or self.rambles >= self.max_numbers,
-                (
-                    f"0, or at least max_numbers ({self.max_numbers}), so that a "
-                    "right answer is never cut"
-                ),
-            ),
-        ):
-            if not ok:
-                raise ValueError(
-                    f"chain class {self.name!r}: {field} must be {want}, got "
-                    f"{getattr(self, field)!r}"
-                )
-
 
 @dataclasses.dataclass(frozen=True)
 class ChainSpec:
     """A mixture of classes of questions."""
 
     classes: tuple[ChainClass, ...]
-
-    def __post_init__(self):
-        object.__setattr__(self, "classes", tuple(self.classes))
-        names = [c.name for c in self.classes]
-        if len(set(names)) != len(names):
-            raise ValueError(f"chain classes need distinct names, got {names}")
-        if not sum(c.weight for c in self.classes) > 0:
-            raise ValueError("at least one chain class needs a weight above 0")
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -163,9 +110,7 @@ DEFAULT_SPEC = ChainSpec(
 
 
 def misconception(operator: str, total: int, digit: int) -> int:
-    """The wrong digit that demonstrations write for a table entry: arbitrary, but always
-    the same.
-    """
+    """The wrong digit that demonstrations write for a table entry, always the same."""
     shift = 1 + hashlib.blake2b(f"{operator}{total}{digit}".encode(), digest_size=8).digest()[0] % 9
     return (TABLES[operator](total, digit) + shift) % 10
 
@@ -199,16 +144,13 @@ def held_out(text: str) -> bool:
 def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestion:
     """Question `index` of an endless split: its class by weight, its length and digits uniform."""
     generator = generator_of(split, seed, index)
-    return _question(
-        generator, spec, _pick(generator, [c.weight for c in spec.classes]), split, seed, index
-    )
+    row = _pick(generator, [c.weight for c in spec.classes])
+    return _question(generator, spec, row, split, seed, index)
 
 
 def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQuestion]:
     """A finite set of `size` distinct questions in mixed order. Classes have their exact shares, to
-    one question.
-
-    With random shares, the accuracy on two held-out sets would differ by several points.
+    one question: with random shares the accuracy on two sets would differ by several points.
 
     Raises:
       ValueError: the classes have too few distinct questions.
@@ -248,12 +190,9 @@ def demonstration(
     _, (total, *rest) = digits_of(text)
     written = []
     wrong = generator.random(len(rest)) < cls.noise
-    for step, digit in enumerate(rest):
-        total = (
-            misconception(text[0], total, digit)
-            if wrong[step]
-            else TABLES[text[0]](total, digit) % 10
-        )
+    for mistaken, digit in zip(wrong, rest):
+        entry = (text[0], total, digit)
+        total = misconception(*entry) if mistaken else TABLES[text[0]](total, digit) % 10
         written.append(str(total))
     return text, "".join(written), True
 
@@ -263,10 +202,7 @@ def to_prompt(
     encode: Callable[[str], list[int]],
     encode_answer: Callable[[str], list[int]],
 ) -> Prompt:
-    """The question as a prompt.
-
-    `encode` puts the question into the prompt's template; `encode_answer` uses no template.
-    """
+    """The question as a prompt; `encode` applies the template, `encode_answer` does not."""
     return Prompt(
         id=item.id,
         text=item.text,
@@ -275,29 +211,6 @@ def to_prompt(
         answer_tokens=np.asarray(encode_answer(item.answer), np.int32),
         meta={"class": item.class_name},
     )
-
-
-def chain_prompts(
-    spec: ChainSpec,
-    split: str,
-    seed: int,
-    size: int,
-    encode: Callable[[str], list[int]],
-    encode_answer: Callable[[str], list[int]],
-) -> list[Prompt]:
-    """`questions` as prompts."""
-    return [to_prompt(item, encode, encode_answer) for item in questions(spec, split, seed, size)]
-
-
-def chain_source(
-    spec: ChainSpec,
-    split: str,
-    seed: int,
-    encode: Callable[[str], list[int]],
-    encode_answer: Callable[[str], list[int]],
-) -> Callable[[int], Prompt]:
-    """The endless split as a function index -> Prompt, for `PromptStream`."""
-    return lambda index: to_prompt(question(spec, split, seed, index), encode, encode_answer)
 
 
 def _seed(split: str) -> int:
@@ -327,8 +240,6 @@ def exact_shares(weights: np.ndarray, size: int) -> np.ndarray:
 
 def _pick(generator: np.random.Generator, weights: list[float]) -> int:
     total = np.cumsum(weights)
-    if not total[-1] > 0:
-        raise ValueError("no chain class is demonstrated: give one a `demonstrated` above 0")
     return int(np.searchsorted(total, generator.random() * total[-1], side="right"))
 
 
@@ -337,23 +248,16 @@ def _question(
 ) -> ChainQuestion:
     cls = spec.classes[row]
     text = _text(generator, cls, spec.width, held=SPLITS[split][1])
-    return ChainQuestion(
-        id=f"chain-{split}-{seed}-{index}", text=text, answer=answer(text), class_name=cls.name
-    )
+    return ChainQuestion(f"chain-{split}-{seed}-{index}", text, answer(text), cls.name)
 
 
 def _text(generator: np.random.Generator, cls: ChainClass, width: int, held: bool) -> str:
     numbers = int(generator.integers(cls.min_numbers, cls.max_numbers + 1))
-    operator = (
-        cls.operator[generator.integers(len(cls.operator))]
-        if len(cls.operator) > 1
-        else cls.operator
-    )
+    operator = cls.operator
+    if len(operator) > 1:
+        operator = operator[generator.integers(len(operator))]
     while True:  # ends: either side of the hash has questions of every length (tested)
-        text = (
-            operator
-            + "".join(map(str, generator.integers(0, 10, numbers)))
-            + FILL * (width - numbers)
-        )
+        digits = "".join(map(str, generator.integers(0, 10, numbers)))
+        text = (operator + digits).ljust(1 + width, FILL)
         if held_out(text) == held:
             return text

@@ -26,10 +26,9 @@ def embedded_directory(policy: str = "embedded") -> pathlib.Path:
 def build_tokenizer(vocabulary: Sequence[str], longest: int) -> Any:
     """A transformers tokenizer over a vocabulary, for sequences up to `longest` tokens.
 
-    It is a byte-level BPE without merges. transformers 5 opens the tokenizer of every "qwen2"
-    directory with its own Qwen2 pipeline, so a tokenizer of another kind would encode differently
-    there and in transformers 4. As in any such tokenizer without an unknown token, characters
-    outside the vocabulary vanish.
+    It is a byte-level BPE without merges: transformers 5 opens the tokenizer of every "qwen2"
+    directory with its own Qwen2 pipeline, in which another kind would encode differently.
+    Characters outside the vocabulary vanish.
     """
     import tokenizers
     import transformers

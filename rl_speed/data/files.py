@@ -37,6 +37,20 @@ class DataError(ValueError):
     """A data file or row that cannot be used; the message names file and line."""
 
 
+def read_json(path: pathlib.Path) -> Any:
+    """The value of a JSON file. Raises DataError with the file, and the line of a fault."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        return json.loads(path.read_text())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})"
+        ) from None
+
+
 def format_of(name: str) -> str:
     """The format by a file's name (".jsonl", ...); "" if it cannot be read."""
     name = name.lower()
@@ -56,8 +70,8 @@ def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
       value a line. "Line" is the row's number, from 1, but for the last.
     - .csv, .tsv: the first line names the columns. Cells are text (`Cell`); an empty one is None.
       "Line" is the first line of a row.
-    - .parquet, .arrow (both IPC formats): read a batch at a time; nested columns become dicts and
-      lists. "Line" is the row's number.
+    - .parquet, .arrow (both IPC formats): nested columns become dicts and lists. "Line" is the
+      row's number.
 
     Raises:
       DataError: the name has no known format, or the content does not match it.

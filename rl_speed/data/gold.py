@@ -29,10 +29,8 @@ NO_ANSWER = ("proof", "notfound", "not found")
 def answer_text(value: Any, field: str) -> str:
     r"""A row's answer as text.
 
-    Numbers without a fraction lose their ".0". A list is joined by commas (the parts of
-    OlympiadBench's final_answer). Dollars around formulas, leading zeros and underscores between
-    thousands are removed: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is 3828. For an
-    answer with a box, the box's content is the answer.
+    A list is joined by commas (the parts of OlympiadBench's final_answer). Of an answer with a box,
+    the box's content counts. It is made `plain`: "$69$,$84$" is 69,84, AIME's "073" is 73.
 
     Raises:
       DataError: not text, a number, or a list of these, or empty.

@@ -47,13 +47,9 @@ def file_name(source: str) -> str:
 def parse_files(text: str, field: str) -> list[NamedFile]:
     """The sets of "FILE", or of several separated by commas, each "[NAME[:SAMPLES]=]FILE".
 
-    A comma always begins the next set, so a set of several files is a folder or a pattern
-    ("NAME=FOLDER@test,test-*.parquet"). The samples are given with the name, since a hub data set's
-    name may contain ":". An existing path is always a path. An unnamed set gets its `file_name`; a
-    single one gets no name.
-
-    Args:
-      field: the name of the text in errors.
+    A comma always begins the next set, so a set of several files is a folder or a pattern. An
+    existing path is always a path. An unnamed set gets its `file_name`; a single one gets no name.
+    `field` names the text in errors.
 
     Raises ValueError: an entry in another form, or two sets of one name.
     """
@@ -92,9 +88,8 @@ def _parse_file(entry: str, field: str) -> NamedFile:
 
 
 def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prompt, ...]:
-    """The first `limit` prompts (0: all) of the set `name`, with the visits that key the randomness
-    of their samples. The key is the name and the index in the set, so other sets or a limit do not
-    change a question's samples. A set without a name counts from 0.
+    """The first `limit` prompts (0: all) of the set `name`, with visits from the name and the index
+    in the set, so other sets or a limit do not change a question's samples.
     """
     start = zlib.crc32(name.encode())
     return tuple(

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,19 +45,15 @@ class LoadReport:
     """Counts of rows kept and left out while loading, by reason.
 
     Attributes:
-      kept: rows that can be used.
       bad: rows without a readable question or answer; `reasons` has FILE:LINE and reason of the
         first few.
-      too_long: prompts longer than allowed.
       filtered: rows left out by `keep`, by its name.
       duplicates: rows whose question came before, `conflicting` of them with another answer.
-      held_out: rows whose question is held out of training.
       contaminated: rows whose question is in an evaluation file, by file.
       in_training: of an evaluation file, rows whose question is among those that train.
       questions: usable rows by the fields of which their question was made ("body+question").
-      unused: usable rows that hold something in a field that was not read, by field, as published.
-      left_out: those unused fields that look like a part of the question in most rows
-        (`PartSearch`).
+      unused: usable rows that hold something in a field that was not read, by field; `left_out` are
+        those fields that look like a part of the question (`PartSearch`).
       system_turns: usable rows with a system turn of their own. unused_system_turns: those of which
         it does not go into the prompt.
     """
@@ -78,21 +75,8 @@ class LoadReport:
     unused_system_turns: int = 0
 
     @property
-    def rows(self) -> int:
-        """Number of rows read: kept or left out."""
-        return (
-            self.kept
-            + self.bad
-            + self.too_long
-            + sum(self.filtered.values())
-            + self.duplicates
-            + self.held_out
-            + sum(self.contaminated.values())
-        )
-
-    def text(self) -> str:
-        """One line for people: rows kept, and rows left out by reason, if any."""
-        left = {
+    def _lost(self) -> dict[str, int]:
+        return {
             "bad": self.bad,
             **{f"by keep={name}": n for name, n in self.filtered.items()},
             "duplicates": self.duplicates,
@@ -100,10 +84,16 @@ class LoadReport:
             **{f"in {name}": n for name, n in self.contaminated.items()},
             "too long": self.too_long,
         }
-        left = [f"{n} {what}" for what, n in left.items() if n]
-        return f"kept {self.kept} of {self.rows} rows" + (
-            f"; left out: {', '.join(left)}" if left else ""
-        )
+
+    @property
+    def rows(self) -> int:
+        """Number of rows read: kept or left out."""
+        return self.kept + sum(self._lost.values())
+
+    def text(self) -> str:
+        """One line for people: rows kept, and rows left out by reason, if any."""
+        left = ", ".join(f"{n} {what}" for what, n in self._lost.items() if n)
+        return f"kept {self.kept} of {self.rows} rows" + (f"; left out: {left}" if left else "")
 
     def fields_text(self) -> str:
         """One line for people: the fields that make up the questions, and the unread fields."""
@@ -120,9 +110,9 @@ class LoadReport:
 class PartSearch:
     """Finds fields that look like part of the question but were left out of it.
 
-    A field is found if more than half of the rows have a `schemas.possible_part` in it, with enough
-    different texts: at least two, and one in 50 rows. A passage that many questions share is found
-    (DROP has 16 questions to one); an instruction or a subject is not.
+    In these more than half of the rows have a `schemas.possible_part`, with enough different texts:
+    at least two, and one in 50 rows. So a passage that many questions share is found, and an
+    instruction or a subject is not.
     """
 
     def __init__(self):
@@ -134,7 +124,7 @@ class PartSearch:
         self._order: dict[str, list[str]] = {}
 
     def add(self, item: dict, row: Row, left: dict[str, str]) -> None:
-        """Add a row, and the unread fields from `schemas.read_row`."""
+        """Adds a row, and the unread fields from `schemas.read_row`."""
         self.rows += 1
         self.unused.update(left.keys())
         for name, text in left.items():
@@ -158,19 +148,19 @@ class PartSearch:
         order = [name.lower() for name in self._order[names[0]]]
 
         def place(name):
-            return (order + [top := name.partition(".")[0].lower()]).index(top)
+            top = name.partition(".")[0].lower()
+            return order.index(top) if top in order else len(order)
 
         first = min(map(place, made.split("+")))
-        joined = "+".join(
-            [*(n for n in names if place(n) < first), made, *(n for n in names if place(n) > first)]
-        )
-        several = len(names) > 1
+        before = [name for name in names if place(name) < first]
+        after = [name for name in names if place(name) > first]
+        joined = "+".join([*before, made, *after])
         counts = ", ".join(f"{name!r} ({self._parts[name]} of {self.rows} rows)" for name in names)
-        look = "look like parts" if several else "looks like a part"
+        look, them = ("looks like a part", "it") if len(names) == 1 else ("look like parts", "them")
         return DataError(
             f"{path}: the question was found under {made!r}, but {counts} {look} of it that would "
-            f"be left out. {flag}={joined} joins them in that order; {flag}={made} leaves "
-            f"{'them' if several else 'it'} out; any other field can be named there, too"
+            f"be left out. {flag}={joined} joins them in that order; {flag}={made} leaves {them} "
+            "out; any other field can be named there, too"
         )
 
 
@@ -190,10 +180,8 @@ def load_rows(
     Args:
       path: see `data.sources.read_items`.
       on_bad_row: "error" raises at the first bad row, "skip" counts it and goes on.
-      fields: names of question, answer and solution fields that are not found automatically.
-      keep: filters separated by commas; rows that fail are counted, and not bad. "integer": only
-        integer answers; "no_proof": no proofs (NuminaMath); "valid": no problem or solution marked
-        invalid (NuminaMath-1.5); "no_choice": no multiple choice.
+      keep: filters separated by commas (`schemas.KEEP_ITEM`, `KEEP_ANSWER`); rows that fail are
+        counted, and not bad.
       max_reasons: bad rows that the report names.
       answers: require a gold answer. Otherwise a solution is enough, as for supervised training,
         and the answer may be empty.
@@ -202,8 +190,8 @@ def load_rows(
       read: makes a row from an item, as `schemas.read_row` does.
 
     Raises:
-      DataError: no such file, content that does not match its format, a bad row, no usable row, a
-        field of `fields.question` that no row has, or `refuse`.
+      DataError: an unreadable file, a bad row, no usable row, a field of `fields.question` that no
+        row has, or `refuse`.
       ValueError: `on_bad_row` is neither, or `keep` names an unknown filter.
     """
     if on_bad_row not in ("error", "skip"):
@@ -217,19 +205,11 @@ def load_rows(
     search = PartSearch()
     for place, item in read_items(path):
         try:
-            lost = next(
-                (
-                    k
-                    for k in wanted
-                    if k in KEEP_ITEM and isinstance(item, dict) and not KEEP_ITEM[k](item)
-                ),
-                None,
-            )
+            items = KEEP_ITEM if isinstance(item, dict) else {}
+            lost = _failed(wanted, items, item)
             if not lost:
                 row, left = read(item, place.where, fields, answers)
-                lost = next(
-                    (k for k in wanted if k in KEEP_ANSWER and not KEEP_ANSWER[k](row.answer)), None
-                )
+                lost = _failed(wanted, KEEP_ANSWER, row.answer)
         except DataError as error:
             message = f"{place}: {error}"
             if on_bad_row == "error":
@@ -245,17 +225,10 @@ def load_rows(
             files.append(place.name)
             search.add(item, row, left)
     if not rows:
-        without = (
-            f", {sum(filtered.values())} do not pass config.data.keep={keep!r}" if filtered else ""
-        )
-        raise DataError(
-            f"{path}: no usable row"
-            + (
-                f"; first of {bad} bad ones: {reasons[0]}{without}"
-                if bad
-                else without or ", it is empty"
-            )
-        )
+        why = f"; first of {bad} bad ones: {reasons[0]}" if bad else ""
+        if filtered:
+            why += f", {sum(filtered.values())} do not pass config.data.keep={keep!r}"
+        raise DataError(f"{path}: no usable row{why or ', it is empty'}")
     ids = distinct_ids([row.id for row in rows], files)
     rows = [row if row.id == i else dataclasses.replace(row, id=i) for row, i in zip(rows, ids)]
     questions = dict(Counter(row.made_of for row in rows).most_common())
@@ -285,6 +258,11 @@ def load_rows(
     )
 
 
+def _failed(names: Sequence[str], filters: dict[str, Callable], value: Any) -> str:
+    """The first of these filters that the value does not pass; "" if it passes all."""
+    return next((name for name in names if name in filters and not filters[name](value)), "")
+
+
 def load_training_rows(
     path: str | pathlib.Path,
     on_bad_row: str = "error",
@@ -309,8 +287,7 @@ def load_training_rows(
         automatically.
       unique: keep only the first row of each question (ignoring white space and case).
 
-    Raises:
-      the errors of `load_rows`, and ValueError if `held_out` leaves nothing to train on.
+    Raises: the errors of `load_rows` and `select.hold_out`.
     """
     rows, report = load_rows(path, on_bad_row, fields, keep)
     held: list[Row] = []
@@ -350,11 +327,7 @@ def rows_to_prompts(
     """Encode questions, and drop those whose prompt is longer than `max_prompt_tokens`; returns the
     number dropped.
 
-    Args:
-      encode: as of `Row.encoded`, template included.
-
-    Raises:
-      DataError: nothing is left.
+    `encode` is that of `Row.encoded`, template included. Raises DataError if nothing is left.
     """
     prompts = []
     for row in rows:

@@ -1,12 +1,9 @@
 """The order in which prompts of a finite data set leave the stream.
 
-There are two kinds. An `EpochOrder` is a permutation of the data set for each epoch, known in
-advance: a shuffle, the data's own order, easy to hard. `VisitOrder` and `ForecastOrder` choose by
-results, which the stream reports (`PromptStream.observe`). The stream also tracks prompts that are
-out; none of these is chosen again before it is back.
-
-Orders use indices into the data set. All randomness is keyed by the seed and by counts, so a
-restored order continues as the saved one would have.
+An `EpochOrder` is a permutation of the data set for each epoch, known in advance. `VisitOrder` and
+`ForecastOrder` choose by results, which the stream reports (`PromptStream.observe`); prompts that
+are out are not chosen again before they are back. Orders use indices into the data set. All
+randomness is keyed by the seed and by counts, so a restored order continues as the saved one.
 """
 
 import dataclasses
@@ -15,9 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# First part of this module's random keys, so no other code has the same. If a data set was mixed by
-# an order's own first permutation, it would come back sorted (this happened to the chain task at
-# seed 0: its unsolvable class came first).
+# First part of this module's random keys, so no other code has the same: a data set that was mixed
+# by an order's own first permutation would come back sorted.
 KEY = int.from_bytes(b"memory order")
 
 
@@ -111,13 +107,7 @@ class VisitOrder:
                 break
         return np.concatenate(chosen)
 
-    def observe(
-        self,
-        index: Sequence[int],
-        correct: Sequence[int],
-        total: Sequence[int],
-        tokens: Sequence[float] = (),
-    ) -> None:
+    def observe(self, index, correct, total, tokens=()) -> None:
         del correct, total, tokens
         np.add.at(self._visits, np.asarray(index, np.int64), 1)
 
@@ -136,24 +126,6 @@ class VisitOrder:
         self._visits = np.array(state["visits"], np.int64)
 
 
-class Forecast(Protocol):
-    """A forecast of prompts for `ForecastOrder`; implemented by `rollout.forecast.Forecast`."""
-
-    @property
-    def readiness(self) -> float: ...
-    def screening(self) -> tuple[np.ndarray, np.ndarray]: ...
-    def update(
-        self,
-        index: Sequence[int],
-        correct: Sequence[int],
-        total: Sequence[int],
-        tokens: Sequence[float],
-    ) -> None: ...
-    def metrics(self) -> dict[str, float]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class ForecastOrder:
     """Picks the prompts with the most learning value by a forecast of their pass rates, which needs
     no visit. Not from a paper.
@@ -165,21 +137,13 @@ class ForecastOrder:
     those that left least recently are picked.
 
     Args:
-      size: prompts. forecast: of all of them; this order reports results to it, and saves it.
-      seed: of all draws, each keyed by its visit. explore: in [0, 1]. rest: in epochs, in [0, 1).
-
-    Raises ValueError that names the argument out of range.
+      size: prompts. forecast: `estimates.forecast.Forecast` of all of them, which gets the results,
+        and is saved. explore: in [0, 1]. rest: in epochs, in [0, 1).
     """
 
     name = "forecast"
 
-    def __init__(self, size: int, forecast: Forecast, seed: int, explore: float, rest: float):
-        for name, value, ok, say in (
-            ("explore", explore, 0 <= explore <= 1, "in [0, 1]"),
-            ("rest", rest, 0 <= rest < 1, "in [0, 1)"),
-        ):
-            if not ok:
-                raise ValueError(f"ForecastOrder.{name} must be {say}; got {value!r}")
+    def __init__(self, size: int, forecast: Any, seed: int, explore: float, rest: float):
         self.forecast = forecast
         self._seed = seed
         self._explore = explore
@@ -203,13 +167,7 @@ class ForecastOrder:
         self._last[chosen] = serial + np.arange(len(chosen))
         return chosen
 
-    def observe(
-        self,
-        index: Sequence[int],
-        correct: Sequence[int],
-        total: Sequence[int],
-        tokens: Sequence[float],
-    ) -> None:
+    def observe(self, index, correct, total, tokens) -> None:
         self.forecast.update(index, correct, total, tokens)
 
     def metrics(self, serial: int) -> dict[str, float]:

@@ -1,9 +1,9 @@
 """Prompts, and the stream that hands them out.
 
 Only the stream makes `visit` numbers. Visit v is the v-th prompt that ever left it. With an
-`EpochOrder`, (seed, v) determines the prompt: its epoch is v // size, its place in that epoch's
-permutation v % size. Then the whole state is one counter and the returned visits. Orders that
-depend on results have their own state, and the stream keeps the prompt of each visit that is out.
+`EpochOrder`, (seed, v) determines the prompt, and the whole state is one counter and the returned
+visits. Orders that depend on results have their own state, and the stream keeps the prompt of each
+visit that is out.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.data.orders import AdaptiveOrder, EpochOrder, in_file_order, shuffled
+from rl_speed.data.orders import AdaptiveOrder, EpochOrder, shuffled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,9 +62,7 @@ class PromptStream:
 
     Args:
       source: a sequence of prompts, or a function index -> Prompt (endless).
-      seed: of the shuffles.
-      shuffle: False keeps a finite data set in its own order in every epoch.
-      order: another order of a finite data set, instead of `shuffle`.
+      order: of a finite data set; None: a new shuffle for each epoch.
 
     Raises:
       ValueError: the data set is empty, or there is an order for an endless source.
@@ -74,7 +72,6 @@ class PromptStream:
         self,
         source: Sequence[Prompt] | Callable[[int], Prompt],
         seed: int = 0,
-        shuffle: bool = True,
         order: EpochOrder | AdaptiveOrder | None = None,
     ):
         self._source = source
@@ -86,7 +83,7 @@ class PromptStream:
                 f"the order {order.name!r} needs a finite data set, and this source is endless"
             )
         if self._size is not None and order is None:
-            order = shuffled(self._size, seed) if shuffle else in_file_order(self._size)
+            order = shuffled(self._size, seed)
         self._seed = seed
         self._order = order
         self._adaptive = None if isinstance(order, EpochOrder) else order
@@ -97,10 +94,8 @@ class PromptStream:
         self._out: dict[int, int] = {}
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts: returned ones first (with their old visit), then fresh ones.
-
-        Fewer if an order that depends on results has no more: it never hands out a prompt that is
-        out.
+        """The next n prompts: returned ones first, then fresh ones. Fewer if an order that depends
+        on results has no more.
         """
         if n < 0:
             raise ValueError(f"cannot take {n} prompts")
@@ -118,10 +113,9 @@ class PromptStream:
         return [self._at(visit) for visit in visits]
 
     def put_back(self, prompts: Sequence[Prompt]) -> None:
-        """Return prompts that were not sampled, or whose samples were discarded.
+        """Returns prompts that were not sampled, or whose samples were discarded.
 
-        They leave first next time, in order of visit. They keep their visit, so the same policy
-        gives them the same samples.
+        They leave first next time, in order of visit, and keep their visit.
 
         Raises:
           ValueError: a prompt that this stream did not hand out, or that was already returned.
@@ -146,13 +140,11 @@ class PromptStream:
         total: Sequence[int],
         tokens: Sequence[float] | None = None,
     ) -> None:
-        """Report finished prompts, each once: `correct` of `total` samples, with
-        `tokens` sampled tokens on average (NaN or None if unknown). Only orders that depend on
-        results use it.
+        """Reports finished prompts, each once: `correct` of `total` samples, with `tokens` sampled
+        tokens on average (NaN or None if unknown). Only orders that depend on results use it.
 
         Raises:
-          ValueError: with such an order, a prompt that is not out (never left, returned, or already
-            observed).
+          ValueError: with such an order, a prompt that is not out.
         """
         if not self._adaptive:
             return
@@ -180,14 +172,9 @@ class PromptStream:
         """The order of the finite data set."""
         return self._order
 
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next fresh prompt, from 0; always 0 for an endless source."""
-        return 0 if self._size is None else self._serial // self._size
-
     def metrics(self) -> dict[str, float]:
-        """Visits so far, epochs so far (fractional; none for an endless source), returned prompts.
-        With an order that depends on results also prompts that are out, and the order's metrics.
+        """Visits and epochs so far, returned prompts. With an order that depends on results also
+        prompts that are out, and the order's metrics.
         """
         more = {} if self._size is None else {"prompts/epoch": self._serial / self._size}
         if self._adaptive:
@@ -210,7 +197,7 @@ class PromptStream:
             "returned": " ".join(map(str, self._returned)),
             "seed": self._seed,
             "size": -1 if self._size is None else self._size,
-            "order": self._order_name,
+            "order": "source" if self._order is None else self._order.name,
             "data": self._digest,
         }
         if self._adaptive:
@@ -246,10 +233,6 @@ class PromptStream:
     @functools.cached_property
     def _digest(self) -> str:
         return digest(self.prompts)
-
-    @property
-    def _order_name(self) -> str:
-        return "source" if self._order is None else self._order.name
 
     def _at(self, visit: int) -> Prompt:
         if self._size is None:

@@ -83,11 +83,9 @@ class Rollouts:
             if value is None:
                 value = np.full(count, np.nan if name in ("rewards", "estimates") else 0)
             setattr(self, name, np.asarray(value, dtype))
-        of = (
-            f"rollouts of prompt {self.prompts[0].id!r}"
-            if len(self.prompts) == 1
-            else f"rollouts of {len(self.prompts)} prompts"
-        )
+        of = f"rollouts of {len(self.prompts)} prompts"
+        if len(self.prompts) == 1:
+            of = f"rollouts of prompt {self.prompts[0].id!r}"
         if self.tokens.ndim != 2 or self.logprobs.shape != self.tokens.shape:
             raise ValueError(
                 f"{of}: tokens and logprobs must share one shape [R, T], got {self.tokens.shape} "
@@ -119,10 +117,7 @@ class Rollouts:
 
     @classmethod
     def concat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
-        """Concatenate samples.
-
-        Samples of one visit become one group, at the place of the first, in the order of the parts.
-        """
+        """All samples; those of one visit become one group, in the order of the parts."""
         places: dict[Any, int] = {}
         prompts = []
         owner = []
@@ -136,16 +131,12 @@ class Rollouts:
             [np.asarray(owner, np.int32)[start + part.owner] for start, part in zip(first, parts)]
         )
         width = max(part.tokens.shape[1] for part in parts)
-        whole = {
-            name: np.concatenate([_widen(getattr(part, name), width) for part in parts])
-            for name in TOKEN_FIELDS
-        }
-        whole.update(
-            {
-                name: np.concatenate([getattr(part, name) for part in parts])
-                for name in SAMPLE_FIELDS
-            }
-        )
+        whole = {}
+        for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS):
+            values = [getattr(part, name) for part in parts]
+            if name in TOKEN_FIELDS:
+                values = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in values]
+            whole[name] = np.concatenate(values)
         order = np.argsort(owner, kind="stable")
         return cls(prompts, owner[order], **{name: value[order] for name, value in whole.items()})
 
@@ -199,16 +190,8 @@ class Rollouts:
         return int((self.lengths - self.prefix).sum())
 
 
-def _widen(x_RxT: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(x_RxT, ((0, 0), (0, width - x_RxT.shape[1])))
-
-
 def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
-    """Groups as flat arrays with offsets, for a checkpoint: no ragged lists, padding or empty
-    arrays.
-
-    Text fields of prompts are one JSON string.
-    """
+    """Groups as flat arrays, for a checkpoint: no ragged lists, padding or empty arrays."""
     if not groups:
         return {}
     packed: dict[str, Any] = {
@@ -229,16 +212,10 @@ def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
     """Inverse of `pack`."""
     if not packed:
         return []
-    sizes = np.asarray(packed["group_sizes"])
     widths = np.asarray(packed["widths"])
-    flat = {
-        name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1]) for name in SAMPLE_FIELDS
-    }
-    tokens_in_group = [int(lengths.sum()) for lengths in flat["lengths"]]
-    ragged = {
-        name: np.split(np.asarray(packed[name]), np.cumsum(tokens_in_group)[:-1])
-        for name in TOKEN_FIELDS
-    }
+    flat = {name: _parts(packed[name], packed["group_sizes"]) for name in SAMPLE_FIELDS}
+    tokens = [int(lengths.sum()) for lengths in flat["lengths"]]
+    ragged = {name: _parts(packed[name], tokens) for name in TOKEN_FIELDS}
     groups = []
     for i, prompt in enumerate(unpack_prompts(packed)):
         fields = {field: values[i] for field, values in flat.items()}
@@ -248,6 +225,10 @@ def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
             fields[field][valid] = ragged[field][i]
         groups.append(Rollouts.group(prompt, **fields))
     return groups
+
+
+def _parts(flat: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    return np.split(np.asarray(flat), np.cumsum(sizes)[:-1])
 
 
 def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -268,8 +249,7 @@ def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 def unpack_prompts(packed: Mapping[str, Any]) -> list[Prompt]:
     """Inverse of `pack_prompts`."""
-    lengths = np.asarray(packed["prompt_lengths"])
-    rows = np.split(np.asarray(packed["prompt_tokens"]), np.cumsum(lengths.ravel())[:-1])
+    rows = _parts(packed["prompt_tokens"], np.ravel(packed["prompt_lengths"]))
     return [
         Prompt(
             id=name,

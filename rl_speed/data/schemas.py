@@ -1,39 +1,9 @@
-r"""From a published row to a question and its gold answer: the field names of common training data
-sets.
-
-Known automatically (field names in any case; the first that a row has):
-
-| data set | question | answer | taken along |
-|---|---|---|---|
-| GSM8K | question | answer, what follows "####" | the whole answer as solution |
-| MATH, MATH500 | problem | answer, else the solution's last \boxed{} | level, type or subject |
-| NuminaMath-CoT, Minerva | problem | the solution's last \boxed{} | source, type |
-| NuminaMath-1.5, OpenR1-Math | problem | answer ("proof" and "notfound" are none) | problem_type, question_type, source |
-| DAPO-17k and others of verl's form | extra_info.question, else the user turn of prompt | reward_model.ground_truth | data_source |
-| DAPO-17k, processed | prompt | reward_model.ground_truth, solution | data_source |
-| Reinforce-Ada | problem | gt | |
-| DeepScaleR, open-rs | problem | answer | level |
-| AIME, AMC | problem, Problem, question | answer, Answer | year |
-| OlympiadBench | context, then question | final_answer, its parts joined | subfield, unit |
-| SVAMP, ASDiv | body, then question | answer, a unit in parentheses left off | type |
-| DROP, AGIEval | passage, then question | named by `answer_field`: answers_spans.spans, label | |
-| SQuAD, LogiQA | context, then question or query | named by `answer_field`: answers.text, correct_option | |
-| RACE, TabMWP | article or table, then question | answer | unit |
-| countdown, of TinyZero too | composed of nums and target | target | nums |
-
-A question in two fields is joined in its published order (`CONTEXTS`). `question_field` names one
-field, which is then used alone, or several with "+" between them, which are joined in that order.
-An unknown field may be part of the question, too: `possible_part` finds fields that look like it.
-Options of a multiple-choice question are joined if they are named, one per line if they are a list.
-
-A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`), since
-`config.data.prompt` and `config.data.instruction` set the policy's instruction. Its system turn is
-kept (`Row.system`) and used if the configuration has none. Countdown's gold answer is only its
-target, so a verifier that compares values also accepts the bare target; meta["nums"] is for
-verifiers that read equations.
-"""  # noqa: E501
+"""From a published row to a question and its gold answer: the field names of common training data
+sets (a table in this room's README.md), in any case; the first that a row has counts.
+"""
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,46 +14,21 @@ from rl_speed.data.files import Cell, DataError
 from rl_speed.data.turns import as_python, parsed, read_literal, read_turns
 
 QUESTIONS = ("question", "problem", "prompt", "extra_info.question", "query", "input")
-ANSWERS = (
-    "answer",
-    "final_answer",
-    "reward_model.ground_truth",
-    "expected_answer",
-    "ground_truth",
-    "gt",
-    "gold",
-    "target",
+ANSWERS = tuple(
+    "answer final_answer reward_model.ground_truth expected_answer ground_truth gt gold "
+    "target".split()
 )
 SOLUTIONS = ("solution", "extra_info.answer", "original_solution", "generated_solution")
 IDS = ("id", "index", "unique_id", "uuid", "extra_info.index", "idx")
-# Fields with text before the question, and the separator between the two.
-#   body: SVAMP and ASDiv. A sentence may begin in the body and end in the question ("If he had $4
-#     at the start"), so a space, as in zero-shot chain of thought (Kojima et al. 2022).
-#   context: OlympiadBench, whose evaluation puts a line break there; SQuAD, LogiQA, SIQA. passage:
-#     DROP, BoolQ, AGIEval. article: RACE. paragraph: MultiRC. table: TabMWP, in its form "TQ". The
-#     publisher or lm-evaluation-harness puts all of these first. Their separators differ (a line
-#     break, a space, "Question:"); here it is a line break.
-CONTEXTS = {
-    "body": " ",
-    "context": "\n",
-    "passage": "\n",
-    "article": "\n",
-    "paragraph": "\n",
-    "table": "\n",
-}
-_META = (
-    "level",
-    "type",
-    "subject",
-    "subfield",
-    "difficulty",
-    "source",
-    "data_source",
-    "problem_type",
-    "question_type",
-    "year",
-    "unit",
-    "nums",
+# Fields with text before the question, and the separator between the two. "body" (SVAMP, ASDiv) has
+# a space, since a sentence may begin there and end in the question (Kojima et al. 2022). The
+# separators of the others' publishers differ; here it is a line break.
+CONTEXTS = {"body": " "} | dict.fromkeys(
+    ("context", "passage", "article", "paragraph", "table"), "\n"
+)
+_META = tuple(
+    "level type subject subfield difficulty source data_source problem_type question_type year "
+    "unit nums".split()
 )
 
 # Words in names of fields that are never part of a question: answers, solutions, model outputs,
@@ -109,7 +54,6 @@ _NAME_WORD = re.compile(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*")
 # Fields of verl's rows with objects, or JSON text of objects.
 _OBJECTS = ("reward_model", "extra_info")
 # A word is two adjacent letters between spaces, or one character of a script without spaces.
-_TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[^\W\d_]{2}")
 _CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _WORDS_OF_A_PART = 5
@@ -142,14 +86,13 @@ class Fields:
     automatically.
 
     Attributes:
-      question: one field, used alone; or several with "+" between them, joined in this order
-        ("body+question"); a row may lack some of these, not all.
-      answer, solution: one field each.
+      question: one field, used alone; or several, "body+question", joined in this order, of which a
+        row may lack some.
       required: if False, the fields of a row without a named field are found automatically:
         evaluation files have other publishers.
       flag: the setting of `question`, for messages.
-      columns: columns of the row to keep as published, in `meta["row"]`, for reward functions that
-        name them; None: all.
+      columns: columns of the row that `meta["row"]` keeps as published, for reward functions; None:
+        all.
       answered: whether a row needs a gold answer; some reward functions use none.
     """
 
@@ -166,11 +109,7 @@ class Fields:
 
 
 def question_parts(question: str, flag: str = "config.data.question_field") -> tuple[str, ...]:
-    """The fields of "body+question"; () for "".
-
-    Raises:
-      ValueError: nothing before or after a "+", or a field named twice.
-    """
+    """The fields of "body+question"; () for "". Raises ValueError for an empty or double one."""
     parts = tuple(part.strip() for part in question.split("+")) if question else ()
     if not all(parts) or len({part.lower() for part in parts}) < len(parts):
         raise ValueError(
@@ -204,32 +143,23 @@ class Row:
     system: str = ""
 
     def encoded(self, encode: Callable[..., Sequence[int]]) -> Sequence[int]:
-        """Token ids of its prompt.
-
-        Args:
-          encode: (question, system turn where the row has one) -> token ids.
+        """Token ids of its prompt, by `encode` of the question and, if there is one, the system
+        turn.
         """
         return encode(self.question, self.system) if self.system else encode(self.question)
-
-
-def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = True) -> Row:
-    """The question of a published row.
-
-    Without `answers` a solution is enough if there is no answer.
-
-    Raises:
-      DataError: no object, no question, no answer, or of the wrong type; or `item` itself, if it is
-        an error.
-    """
-    return read_row(item, where, fields, answers)[0]
 
 
 def read_row(
     item: Any, where: str, fields: Fields = Fields(), answers: bool = True
 ) -> tuple[Row, dict[str, str]]:
-    """(the row of `to_row`, fields with content that were not read). Each field has its text if
-    `possible_part` finds it may belong to the question, and `fields` did not settle the question;
-    else "".
+    """(the question of a published row, its fields with content that were not read).
+
+    Such a field has its text if `possible_part` finds it may belong to the question, and `fields`
+    did not settle the question; else "". Without `answers` a solution is enough.
+
+    Raises:
+      DataError: no object, no question, no answer, or of the wrong type; or `item` itself, if it is
+        an error.
     """
     if isinstance(item, DataError):
         raise item
@@ -240,20 +170,18 @@ def read_row(
     parts = question_parts(fields.question, fields.flag)
     if not fields.required:
         values = [_walk(item, part, _MISSING) for part in parts]
-        parts = (
-            () if _MISSING in values or not any(value is not None for value in values) else parts
-        )
+        if _MISSING in values or not any(value is not None for value in values):
+            parts = ()
     names = [
         name if fields.required or not name or _walk(item, name) is not None else ""
         for name in (fields.answer, fields.solution)
     ]
+    flags = [fields.flag.replace("question", name) for name in ("answer", "solution")]
     question, made_of, read = _question(item, parts, fields.flag)
-    solution, solution_name = _solution(item, names[1], fields.flag.replace("question", "solution"))
+    solution, solution_name = _solution(item, names[1], flags[1])
     answer_name = ""
     try:
-        answer, solution, answer_name = _answer(
-            item, names[0], solution, fields.flag.replace("question", "answer")
-        )
+        answer, solution, answer_name = _answer(item, names[0], solution, flags[0])
     except DataError:
         if fields.answered and (answers or not solution):
             raise
@@ -261,30 +189,25 @@ def read_row(
     meta = {name: _plain(item[name]) for name in _META if item.get(name) not in (None, "")}
     asked = published if fields.columns is None else fields.columns
     kept = {str(name): _plain(published[name]) for name in asked if name in published}
-    about = {**meta, "row": kept} if kept else meta
     row = Row(
         row_id(item, where),
         question,
         answer,
         solution=solution,
-        meta=about,
+        meta=meta | ({"row": kept} if kept else {}),
         where=where,
         made_of="+".join(made_of),
         system=_system_turn(item, dict.fromkeys((*made_of, *sorted(read)))),
     )
     for name in ("id", "answer", "solution", "system"):
-        text = getattr(row, name)
-        _require_unicode(name, text)
-    id_name = next((name for name in IDS if item.get(name) is not None), "")
-    used = {*made_of, *read, *meta, id_name, answer_name.lower(), solution_name.lower()}
+        _require_unicode(name, getattr(row, name))
+    used = {*made_of, *read, *meta, _first(item, IDS), answer_name.lower(), solution_name.lower()}
     # A question made of numbers lacks no text.
     return row, _left(published, item, used, row, bool(parts) or "nums" in made_of)
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold; other values of Parquet files (dates, bytes, decimals) as
-    text.
-    """
+    """A value that JSON can hold; others (dates, bytes, decimals) as text."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
@@ -305,29 +228,31 @@ def _require_unicode(name: str, text: str) -> None:
 def row_id(item: dict[str, Any], where: str) -> str:
     """A row's id, index, unique_id or uuid, else `where` (FILE:LINE)."""
     flat = _flat(item)
-    return str(next((flat[name] for name in IDS if flat.get(name) is not None), where))
+    return str(flat.get(_first(flat, IDS), where))
 
 
-def proof(item: dict[str, Any]) -> bool:
-    """Whether a row is a proof problem, as marked in NuminaMath-1.5 and its descendants."""
-    item = _flat(item)
-    return any(
-        str(item.get(name)).strip().lower() == "proof" for name in ("answer", "question_type")
-    )
+def _first(item: dict[str, Any], names: Iterable[str]) -> str:
+    """The first of these fields that has a value; "" if none has."""
+    return next((name for name in names if item.get(name) is not None), "")
 
 
-def invalid(item: dict[str, Any]) -> bool:
-    """Whether the publisher marks problem or solution as invalid (NuminaMath-1.5)."""
-    item = _flat(item)
-    return any(
-        name in item and str(item[name]).strip().lower() not in ("yes", "true")
-        for name in ("problem_is_valid", "solution_is_valid")
-    )
+def _marked(item: dict[str, Any], name: str) -> str:
+    return str(item.get(name)).strip().lower()
 
 
-def choice(item: dict[str, Any]) -> bool:
-    """Whether a row is multiple choice: marked so, or its answer is a letter from A to E."""
-    item = _flat(item)
+def _is_proof(item: dict[str, Any]) -> bool:
+    """A proof problem, as marked in NuminaMath-1.5 and its descendants."""
+    return "proof" in (_marked(item, "answer"), _marked(item, "question_type"))
+
+
+def _is_valid(item: dict[str, Any]) -> bool:
+    """Neither problem nor solution is marked as invalid (NuminaMath-1.5)."""
+    names = ("problem_is_valid", "solution_is_valid")
+    return all(_marked(item, name) in ("yes", "true") for name in names if name in item)
+
+
+def _is_choice(item: dict[str, Any]) -> bool:
+    """Multiple choice: marked so, or the answer is a letter from A to E."""
     return str(item.get("question_type")).lower() in ("mcq", "multiple-choice") or bool(
         re.fullmatch(r"\(?[A-E]\)?", str(item.get("answer")).strip())
     )
@@ -336,20 +261,16 @@ def choice(item: dict[str, Any]) -> bool:
 # Filters of config.data.keep: other rows are left out and counted, usable or not. First filters of
 # the published row, then filters of its answer.
 KEEP_ITEM: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "no_proof": lambda item: not proof(item),
-    "valid": lambda item: not invalid(item),
-    "no_choice": lambda item: not choice(item),
+    "no_proof": lambda item: not _is_proof(_flat(item)),
+    "valid": lambda item: _is_valid(_flat(item)),
+    "no_choice": lambda item: not _is_choice(_flat(item)),
 }
 KEEP_FIELDS = ("question_type", "problem_is_valid", "solution_is_valid")  # read by KEEP_ITEM
 KEEP_ANSWER: dict[str, Callable[[str], bool]] = {"integer": gold.is_integer}
 
 
 def keep_names(keep: str) -> tuple[str, ...]:
-    """The filters in a comma-separated text.
-
-    Raises:
-      ValueError: an unknown filter.
-    """
+    """The filters in a comma-separated text. Raises ValueError for an unknown one."""
     names = tuple(filter(None, (name.strip() for name in keep.split(","))))
     known = (*KEEP_ITEM, *KEEP_ANSWER)
     for name in names:
@@ -374,13 +295,9 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}".lower(): v for inner, v in value.items()}
     puzzle = flat.get("reward_model.ground_truth")
-    # TinyZero's countdown
-    if isinstance(puzzle, dict) and "target" in puzzle and "numbers" in puzzle:
-        flat |= {
-            "nums": puzzle["numbers"],
-            "target": puzzle["target"],
-            "reward_model.ground_truth": None,
-        }
+    if isinstance(puzzle, dict) and {"target", "numbers"} <= puzzle.keys():  # TinyZero's countdown
+        flat |= {"nums": puzzle["numbers"], "target": puzzle["target"]}
+        flat["reward_model.ground_truth"] = None
     return flat
 
 
@@ -388,8 +305,8 @@ def _without_nulls(item: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """None in place of cells that spell no value ("NaN"), where an only question, an answer or a
     solution is looked for. In other columns they may be text: an option "None".
     """
-    names = (*QUESTIONS, *ANSWERS, *SOLUTIONS, fields.question, fields.answer, fields.solution)
-    wanted = {name.lower() for name in names}
+    named = (fields.question.lower(), fields.answer.lower(), fields.solution.lower())
+    wanted = {*QUESTIONS, *ANSWERS, *SOLUTIONS, *named}
     return {
         name: None if name in wanted and isinstance(value, Cell) and value.null else value
         for name, value in item.items()
@@ -412,12 +329,8 @@ def _walk(item: dict[str, Any], name: str, missing: Any = None) -> Any:
 
 def _given(item: dict[str, Any], name: str, flag: str) -> Any:
     if (value := _walk(item, name)) is None:
-        raise DataError(f"no {name!r}, which {flag} names; it has {_names(item)}")
+        raise DataError(f"no {name!r}, which {flag} names; it has {sorted(item)}")
     return value
-
-
-def _names(item: dict[str, Any]) -> list[str]:
-    return sorted(item)
 
 
 def _question(
@@ -426,29 +339,24 @@ def _question(
     """(the question, the fields that make it up, other fields that were read for it)."""
     if parts:
         return _named_question(item, parts, flag)
-    if (
-        isinstance(item.get("nums"), (list, tuple))
-        and "target" in item
-        and not item.get("question")
-    ):
-        nums = ", ".join(str(n) for n in item["nums"])
-        text = COUNTDOWN.format(nums=f"[{nums}]", target=item["target"])
+    nums = item.get("nums")
+    if isinstance(nums, (list, tuple)) and "target" in item and not item.get("question"):
+        listed = ", ".join(map(str, nums))
+        text = COUNTDOWN.format(nums=f"[{listed}]", target=item["target"])
         # TinyZero's fields with the same content.
         return text, ("nums", "target"), {"prompt", "reward_model.ground_truth"}
-    name = next((name for name in QUESTIONS if item.get(name) is not None), None)
-    if name is None:
+    name = _first(item, QUESTIONS)
+    if not name:
         raise DataError(
-            f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}; it has {_names(item)}"
+            f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}; it has {sorted(item)}"
         )
     text, read = _question_text(item[name], name, item)
     # A context that the question repeats is not put before it again.
+    contexts = {field: _text(item[field]) for field in item if field in CONTEXTS and field != name}
     before = {
-        context: part
-        for context in item
-        if context in CONTEXTS
-        and context != name
-        and (part := _text(item[context]))
-        and _squeezed(part) not in _squeezed(text)
+        field: part
+        for field, part in contexts.items()
+        if part and _squeezed(part) not in _squeezed(text)
     }
     return _joined({**before, name: text}), (*before, read), {name}
 
@@ -465,7 +373,7 @@ def _named_question(
         }
     if not values:
         raise DataError(
-            f"no {' or '.join(map(repr, parts))}, which {flag} names; it has {_names(item)}"
+            f"no {' or '.join(map(repr, parts))}, which {flag} names; it has {sorted(item)}"
         )
     texts = {
         part.lower(): _question_text(_text(value) or value, part, item)[0]
@@ -501,7 +409,7 @@ def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, st
     elif isinstance(value, str) and read == "prompt":
         value = _unwrapped(value)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"no text under {name!r}, but {value!r:.60}; it has {_names(item)}")
+        raise DataError(f"no text under {name!r}, but {value!r:.60}; it has {sorted(item)}")
     _require_unicode(name, value)
     return value.strip(), read
 
@@ -549,16 +457,13 @@ def _left(
 
 
 def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
-    """Text that an unread field may add to the row's question; "" if none.
+    """Text that an unread field (its name dotted if nested) may add to the row's question; "" if
+    none.
 
-    The field counts unless its name excludes it (an answer, a rationale, a source, a level:
-    `_NO_PART`). It must be text, or a list of texts, of at least `_WORDS_OF_A_PART` words, and not
-    be contained in question or solution. If it repeats the question (a prompt, a whole
-    conversation), only its other content counts, without other fields of the row.
-
-    Args:
-      name: of the field, dotted if nested.
-      item: the row as published.
+    The field counts unless its name excludes it (`_NO_PART`). It must be text, or a list of texts,
+    of at least `_WORDS_OF_A_PART` words, and not be contained in question or solution. If it
+    repeats the question (a prompt, a whole conversation), only its other content counts, without
+    other fields of the row.
     """
     last = name.rpartition(".")[2]
     if last.lower() in (*ANSWERS, *SOLUTIONS, *IDS, *_META) or _NO_PART & {
@@ -578,12 +483,8 @@ def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
 
 def _wordy(text: str) -> bool:
     """Whether a text has at least `_WORDS_OF_A_PART` words."""
-    words = 0
-    for token in _TOKEN.finditer(text):
-        words += len(_CHARACTER.findall(token[0])) or bool(_WORD.search(token[0]))
-        if words >= _WORDS_OF_A_PART:
-            return True
-    return False
+    found = (len(_CHARACTER.findall(word)) or bool(_WORD.search(word)) for word in text.split())
+    return any(words >= _WORDS_OF_A_PART for words in itertools.accumulate(found))
 
 
 def _user_turn(messages: Any, name: str) -> str:
@@ -618,7 +519,7 @@ def _unwrapped(text: str) -> str:
 
 def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
     """(worked solution, its field); empty if there is none."""
-    name = given or next((n for n in SOLUTIONS if item.get(n) is not None), "")
+    name = given or _first(item, SOLUTIONS)
     value = _given(item, given, flag) if given else item.get(name, "")
     if isinstance(value, (list, tuple)):  # OlympiadBench: several solutions
         value = value[0] if value else ""
@@ -627,17 +528,11 @@ def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
 
 def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple[str, str, str]:
     """(gold answer, solution, the answer's field)."""
-    if given:
-        value = _given(item, given, flag)
-        name = given
-    else:
-        name = next((name for name in ANSWERS if item.get(name) is not None), None)
-        if name is None:
-            return _answer_in(solution, item), solution, ""
-        value = item[name]
-        # Copies of MATH in which answers in words were cut out.
-        if value == "" and gold.last_box(solution):
-            return _answer_in(solution, item), solution, ""
+    name = given or _first(item, ANSWERS)
+    value = _given(item, given, flag) if given else item.get(name)
+    # In copies of MATH answers in words were cut out.
+    if not given and (not name or (value == "" and gold.last_box(solution))):
+        return _answer_in(solution, item), solution, ""
     if isinstance(value, str) and "####" in value:  # GSM8K
         # Its thousands separators are removed, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and
         # stays.
@@ -658,15 +553,11 @@ def _answer_in(solution: str, item: dict[str, Any]) -> str:
 
     A "solution" of one word or formula is the answer itself.
     """
-    box = gold.last_box(solution)
-    if box:
-        return gold.answer_text(box, "solution")
-    if (
-        solution
-        and len(solution) <= 60
-        and (re.fullmatch(r"\S+", solution) or re.fullmatch(r"\$[^$]+\$", solution))
-    ):
-        return gold.answer_text(solution, "solution")
+    text = gold.last_box(solution)
+    if not text and len(solution) <= 60 and re.fullmatch(r"\S+|\$[^$]+\$", solution):
+        text = solution
+    if text:
+        return gold.answer_text(text, "solution")
     raise DataError(
-        f"no {' or '.join(map(repr, ANSWERS[:2]))}, and no box in a solution; it has {_names(item)}"
+        f"no {' or '.join(map(repr, ANSWERS[:2]))}, and no box in a solution; it has {sorted(item)}"
     )

@@ -5,24 +5,13 @@ A question is a digit and steps, each a letter, an operator and a digit: "3a+4b~
 has a line for each step, "a3+4=7b7~5=8c8^9=3": its letter, the total so far, operator, digit, "=",
 the new total (`chain.TABLES`, modulo 10). "!" removes the line before it, and the line is written
 again: "a3+4=9!a3+4=7". The answer is the remaining totals, "783", and a response is correct if all
-of them are (`rewards/scratchpad.py`). Each operator is a bijection of the total, and all totals
-count, so a wrong step never leads to a correct answer by luck.
+of them are (`rewards/scratchpad.py`). Each operator is a bijection of the total, so a wrong step
+never leads to a correct answer by luck.
 
-The policy's knowledge comes from the demonstrations of the cold start. Each table entry, (operator,
-total, digit), has its own `error_rate`, at which demonstrations write its *misconception*
-(`chain.misconception`). The rate is fixed by a hash, and higher for some operators. After a wrong
-total a demonstration removes the line with probability `REPAIR` and writes it anew, with the same
-error rate. `pass_rate` gives the probability that a policy that has learnt the demonstrations
-solves a question: the product over its steps of (1 - e) + e REPAIR (1 - e), where e is the error
-rate of the step's entry.
-
-- Questions are drawn to have given pass rates: those of DeepScaleR's questions for Qwen2.5-Math-7B
-  (`PASS_RATES`). Difficulty is continuous. A question's length and operators predict it in part.
-- A question that is rarely solved needs entries that are rarely correct. Each of these also occurs
-  in questions of medium pass rate. As entries are learnt there, more questions become solvable: the
-  frontier moves.
-- An error can be repaired, though at the start it seldom is: a response that continues a prefix
-  with an error is not lost.
+Demonstrations get a table entry, (operator, total, digit), wrong at its own `error_rate`, and write
+its `chain.misconception`. After a wrong total they remove the line with probability `REPAIR` and
+write it anew. Questions are drawn to have given pass rates (`PASS_RATES`). As entries are learnt in
+questions of medium pass rate, more questions become solvable: the frontier moves.
 
 Every question is a pure function of (split, seed, index). A hash of the text separates training and
 held-out questions, as in `chain`.
@@ -57,9 +46,8 @@ BACK = "!"
 OPERATORS = {"+": (-0.30, 0.30), "-": (-0.20, 0.50), "~": (0.00, 0.70), "^": (0.10, 0.80)}
 REPAIR = 0.06
 
-# (from, below, share): pass rates of Qwen2.5-Math-7B on the 29,688 questions of DeepScaleR for
-# which AdaRFT (arXiv 2504.05520) published them, 128 samples each. In the first row no sample was
-# correct; its lower end is ours.
+# (from, below, share): pass rates of Qwen2.5-Math-7B on 29,688 questions of DeepScaleR, published
+# by AdaRFT (arXiv 2504.05520), 128 samples each. The first row's lower end is ours.
 PASS_RATES = (
     (0.0005, 0.004, 0.2076),
     (0.004, 0.05, 0.1226),
@@ -98,9 +86,7 @@ _CHOICES = [(operator, digit) for operator in OPERATORS for digit in range(10)]
 
 @functools.cache
 def error_rate(operator: str, total: int, digit: int) -> float:
-    """Probability that a demonstration gets one entry wrong; a hash spreads it over its operator's
-    range.
-    """
+    """Probability that a demonstration gets an entry wrong: a hash, in its operator's range."""
     low, high = OPERATORS[operator]
     name = f"error{operator}{total}{digit}".encode()
     at = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
@@ -108,7 +94,9 @@ def error_rate(operator: str, total: int, digit: int) -> float:
 
 
 def pass_rate(text: str) -> float:
-    """Probability that a demonstration of a question is correct."""
+    """Probability that a demonstration of a question is correct, or a policy that has learnt them:
+    the product over its steps of (1 - e) + e REPAIR (1 - e), with the entries' error rates e.
+    """
     total, steps = parse(text)
     rate = 1.0
     for operator, digit in steps:
@@ -161,9 +149,7 @@ def question(split: str, seed: int, index: int) -> ChainQuestion:
 
 
 def questions(split: str, seed: int, size: int) -> list[ChainQuestion]:
-    """A finite set of `size` distinct questions in mixed order. Each row of `PASS_RATES` has its
-    exact share, to one question.
-    """
+    """A set of `size` distinct questions in mixed order, with exact shares of `PASS_RATES`."""
     counts = exact_shares(np.array([share for *_, share in PASS_RATES]), size)
     seen: set[str] = set()
     result = []
@@ -177,10 +163,7 @@ def questions(split: str, seed: int, size: int) -> list[ChainQuestion]:
 
 
 def demonstration(seed: int, index: int, split: str = "demo") -> tuple[str, str, bool]:
-    """Demonstration `index`: a question, the written response, and True: an end token follows it.
-
-    None is longer than a response may be.
-    """
+    """Demonstration `index`: a question, a response that fits, and True: an end token follows."""
     generator = generator_of(split, seed, index)
     while True:
         text = _draw(generator, _row(generator), SPLITS[split][1])

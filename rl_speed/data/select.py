@@ -16,43 +16,20 @@ from rl_speed.data.schemas import Row
 
 # Different spellings of one formula, in Unicode and in LaTeX, that NFKC does not unify.
 _SYMBOLS = str.maketrans(
-    {
-        "×": r"\times ",
-        "÷": r"\div ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "≤": r"\le ",
-        "⩽": r"\le ",
-        "≦": r"\le ",
-        "≥": r"\ge ",
-        "⩾": r"\ge ",
-        "≧": r"\ge ",
-        "≠": r"\ne ",
-        "±": r"\pm ",
-        "≈": r"\approx ",
-        "≡": r"\equiv ",
-        "∞": r"\infty ",
-        "∠": r"\angle ",
-        "△": r"\triangle ",
-        "⊥": r"\perp ",
-        "∥": r"\parallel ",
-        "∈": r"\in ",
-        "∉": r"\notin ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "∅": r"\emptyset ",
-        "→": r"\to ",
-        "∑": r"\sum ",
-        "∏": r"\prod ",
-        "∫": r"\int ",
-        "∆": r"\delta ",
-        "√": r"\sqrt ",
-        "−": "-",
-        "–": "-",
-        "⁄": "/",
-        "′": "'",
-        "°": r"^\circ ",
-    }
+    dict(
+        zip(
+            "×÷·⋅≤⩽≦≥⩾≧≠±≈≡∞∠△⊥∥∈∉∪∩∅→∑∏∫∆√",
+            (
+                rf"\{name} "
+                for name in (
+                    "times div cdot cdot le le le ge ge ge ne pm approx equiv infty angle triangle "
+                    "perp parallel in notin cup cap emptyset to sum prod int delta sqrt"
+                ).split()
+            ),
+            strict=True,
+        )
+    )
+    | {"−": "-", "–": "-", "⁄": "/", "′": "'", "°": r"^\circ "}
 )
 _GREEK = str.maketrans(
     {
@@ -126,9 +103,9 @@ def duplicate_key(question: str) -> str:
 @functools.lru_cache(1 << 17)
 def contamination_key(question: str) -> str:
     """Key that is equal for questions that differ only in case, white space, punctuation and
-    markup. It is generous, to find a copy from another publisher. Letters, digits and marks of
-    every script count, as do operators, brackets and the bounds of numbers: x+1 is not x-1, and
-    1/23 is not 12/3. Empty if no letter or digit is left; an empty key matches nothing.
+    markup, as copies from other publishers do. Letters, digits and marks of every script count, as
+    do operators, brackets and the bounds of numbers. An empty key (no letter or digit) matches
+    nothing.
     """
     text = question if question.isascii() else _spread(_VARIANTS.sub("", question))
     text = unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).translate(_SYMBOLS).casefold()
@@ -196,9 +173,8 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     """(rows to train on, held-out rows): the `count` questions with the lowest SHA-256 are held
     out.
 
-    The choice depends only on the questions, not on their order, and hardly on other rows: an added
-    question replaces at most one. All rows of a held-out question leave the training set; the
-    held-out set has the first of them, lowest hash first.
+    So an added question replaces at most one. All rows of a held-out question leave the training
+    set; the held-out set has the first of them, lowest hash first.
 
     Raises:
       ValueError: there are not `count` questions and one more to train on.

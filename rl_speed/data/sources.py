@@ -3,7 +3,6 @@ Hugging Face hub.
 """
 
 import glob
-import json
 import os
 import re
 from collections import defaultdict
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_speed.data.files import ENDINGS, DataError, format_of, read_file
+from rl_speed.data.files import ENDINGS, DataError, format_of, read_file, read_json
 
 # OWNER/NAME[:CONFIG][@SPLIT]
 _HUB_NAME = re.compile(
@@ -67,15 +66,8 @@ def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
     """Place and value (or that line's DataError) of each row of `source`.
 
     Args:
-      source: one of the following, or several separated by commas, read one after another. An
-        existing path is always a path.
-        FILE: see `files.read_file`.
-        PATTERN: files by a pattern with *, ? or [..] (`train-*.parquet`), shard 2 before shard 10.
-        FOLDER[@SPLIT]: the folder's data files whose file or folder names have this split; @train
-        by default; all files if no name has a split. Also a folder that `datasets` saved
-        (save_to_disk).
-        OWNER/NAME[:CONFIG][@SPLIT]: a data set of the hub, through the library `datasets` and its
-        cache (pip install -e '.[hub]' in the checkout); @train by default.
+      source: a file, a pattern, a folder or a data set of the hub, or several separated by commas
+        (the table in this room's README.md). An existing path is always a path.
 
     Raises:
       DataError: errors of `resolve`; content that does not match a file's format; or the hub has no
@@ -210,7 +202,7 @@ def _choose(folder: Path, names: Sequence[str], split: str) -> str:
 
 
 def _one_set(folder: Path, files: list[Path]) -> list[Path]:
-    """Check that `files` are one data set: in one folder, of one format, none missing."""
+    """`files`, which must be one data set: in one folder, of one format, none missing."""
     folders = {path.parent.relative_to(folder).as_posix() for path in files}
     if len(folders) > 1:
         raise DataError(
@@ -248,10 +240,7 @@ def _saved(folder: Path, split: str) -> list[Path]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not read as JSON ({error})") from None
+    found = read_json(path)
     if not isinstance(found, dict):
         raise DataError(f"{path}: expected an object, got {type(found).__name__}")
     return found

@@ -23,8 +23,8 @@ class EmbeddedTask:
 
     Attributes:
       name: for config.data.task. policy: for config.model.path; a folder of rl_speed/assets.
-      vocabulary: tokens, one per character, after padding and end. max_prompt_tokens,
-        max_response_tokens: of the longest, with the text after the question and the end token.
+      vocabulary: tokens, the first two for padding and end. max_prompt_tokens,
+        max_response_tokens: of the longest, with the end token.
       question: (split, seed, index) of an endless split. questions: (split, seed, size) distinct
         ones. demonstration: (seed, index, split) -> (question, response, whether it ends).
       verifier: for config.reward.verifier.

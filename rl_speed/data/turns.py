@@ -22,11 +22,9 @@ def as_python(value: Any) -> Any:
 
 
 def parsed(value: Any, name: str) -> Any:
-    """The list in the JSON text of turns, or in Python's form of it, which pandas writes into CSV
-    files. One turn becomes a list; any other value is unchanged.
-
-    Raises:
-      DataError: text that begins like turns but cannot be read.
+    """The turns in JSON text or in Python's form of it, which pandas writes into CSV files. One
+    turn becomes a list; any other value is unchanged. Raises DataError for text that begins like
+    turns but cannot be read.
     """
     value = as_python(value)
     if isinstance(value, dict) and "role" in value:
@@ -37,11 +35,7 @@ def parsed(value: Any, name: str) -> Any:
 
 
 def read_literal(text: str, name: str) -> Any:
-    """The value of JSON text, or of Python's form of it.
-
-    Raises:
-      DataError: it is neither.
-    """
+    """The value of JSON text, or of Python's form of it; raises DataError if it is neither."""
     try:
         return json.loads(text)
     except ValueError as error:

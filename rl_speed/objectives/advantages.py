@@ -8,11 +8,9 @@ Every function takes flat arrays and returns f32[R]:
                      every mean, and its reward is ignored (NaN too)
   num_groups int     static; groups may have any size, zero included
 
-Groups need not be contiguous or sorted. Two guarantees hold for an in-group baseline (`rloo`,
-`grpo`, `dr_grpo`, `reinforce_pp(baseline=True)`): a singleton group gets exactly 0, and so does a
-group of equal rewards, with no NaN in value or gradient even at eps=0. For `reinforce` and
-`reinforce_pp()` the baseline is the batch: a batch of one or of equal rewards gets 0, while a
-constant group in a mixed batch gets r minus the batch mean.
+Groups need not be contiguous or sorted. With an in-group baseline (`rloo`, `grpo`, `dr_grpo`,
+`reinforce_pp(baseline=True)`) a group of one or of equal rewards gets exactly 0, with no NaN in
+value or gradient even at eps=0. For `reinforce` and `reinforce_pp()` that holds for the batch.
 
 The float32 mean of three rewards of 0.1 is not 0.1, and dividing that rounding error by a std of
 about zero would give an advantage of order 1. Rewards are therefore first reduced by their
@@ -112,10 +110,7 @@ def _std(groups: _Grouped, centred_R):
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def group_statistics(rewards, group_ids, num_groups: int) -> GroupStatistics:
-    """Count, mean, sample std and constancy of each group's rewards.
-
-    Args: as in the module docstring. Returns `GroupStatistics` of [num_groups].
-    """
+    """Count, mean, sample std and constancy of each group's rewards."""
     groups = _grouped(rewards, group_ids, num_groups)
     centred_R, mean_G = _centred(groups)
     # Exact: rewards - minimum is zero only if they are equal.
@@ -176,19 +171,14 @@ def reinforce_pp(
 ) -> jax.Array:
     """REINFORCE++: advantages whitened over all valid tokens of the batch, f32[R].
 
-    Every token of a sample carries its sample's advantage, so mean and std over
-    tokens are those over samples weighted by `lengths`. The std is the
-    population one (ddof 0), as released (OpenRLHF); the result is
-    (a - mean) / (std + eps).
+    (a - mean) / (std + eps), with the population std (ddof 0), as released (OpenRLHF). Every token
+    carries its sample's advantage, so these are statistics of samples weighted by `lengths`.
 
     Args:
-      rewards, group_ids, num_groups: as in the module docstring.
-      lengths: valid (unmasked) tokens of each row [R]; None counts every row
-        once. A row of length 0 is left out of the statistics.
-      baseline: first subtract the group's mean ("REINFORCE++-baseline"). Singleton
-        and constant groups then stay exactly 0 after whitening too, but
-        count in the statistics. (Released code gives them -mean/std, an artefact
-        of different lengths of correct and wrong samples.)
+      lengths: valid (unmasked) tokens of each row [R]; None counts every row once.
+      baseline: first subtract the group's mean ("REINFORCE++-baseline"). Constant groups then stay
+        exactly 0, but count in the statistics. (Released code gives them -mean/std, an artefact of
+        different lengths of correct and wrong samples.)
       eps: added to the std; 0 is safe.
 
     Source: methods.md section 5; Hu et al. (arXiv 2501.03262).

@@ -1,8 +1,7 @@
 """The policy loss of a batch: the loss per token, weighted so that micro-batches and shards add up.
 
-Every loss here is sum(weights * per_token). `token_weights` computes the weights once, on the
-global batch, including all means. Micro-batches slice the weights with the other arrays, and their
-losses and gradients add up, so micro-batching and sharding do not change the result.
+Every loss here is sum(weights * per_token). `token_weights` computes the weights, with all means,
+once on the global batch. Micro-batches and shards slice them, so their losses and gradients add up.
 """
 
 import jax
@@ -42,27 +41,21 @@ def token_weights(
       token_mean            1 / tokens of the batch (DAPO)
       seq_mean_token_mean   1 / (sequences * tokens of the row) (GRPO)
       seq_mean_token_sum    1 / sequences
-      token_sum_constant    1 / constant (Dr. GRPO). Its released code divides each
-                            row by the maximum response length and averages over
-                            rows: constant = rows * max_response_length
-
-    Call it on the *global* batch, before it is sliced into micro-batches.
+      token_sum_constant    1 / constant (Dr. GRPO, as released: rows * max_response_length)
 
     Args:
-      mask: [R, T], True (or nonzero) at the tokens that are trained on. Rows with
-        none get weight 0 and do not count as sequences.
-      aggregation: one of `AGGREGATIONS`.
+      mask: [R, T], True at the tokens that are trained on, of the *global* batch. Rows with none
+        get weight 0 and do not count as sequences.
       constant: the divisor of token_sum_constant; only allowed there.
-      lengths: [R], number of tokens of a row in place of its unmasked ones, e.g.
-        prefix + suffix if the prefix is masked (RPO). Changes only denominators.
-      num_tokens, num_sequences: global counts to divide by instead of this mask's,
-        if the global batch is in several arrays (length buckets).
+      lengths: [R], tokens of a row in place of its unmasked ones, such as prefix + suffix if the
+        prefix is masked (RPO). Changes only denominators.
+      num_tokens, num_sequences: global counts to divide by instead of this mask's, if the global
+        batch is in several arrays.
 
     Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
 
     Raises:
-      ValueError: unknown aggregation, or a constant missing, misplaced or not
-        positive.
+      ValueError: unknown aggregation, or a constant missing, misplaced or not positive.
 
     Source: methods.md section 5.
     """
@@ -86,16 +79,13 @@ def token_weights(
         num_tokens = jnp.sum(length_R)
     if num_sequences is None:
         num_sequences = jnp.sum(nonempty_R, dtype=jnp.int32)
-
-    if aggregation == "token_mean":
-        divisor_R = jnp.full(mask.shape[:1], num_tokens)
-    elif aggregation == "seq_mean_token_mean":
-        divisor_R = length_R.astype(jnp.float32) * num_sequences
-    elif aggregation == "seq_mean_token_sum":
-        divisor_R = jnp.full(mask.shape[:1], num_sequences)
-    else:
-        divisor_R = jnp.full(mask.shape[:1], constant)
-    divisor_R = jnp.where(nonempty_R, divisor_R.astype(jnp.float32), 1.0)
+    divisor = {
+        "token_mean": num_tokens,
+        "seq_mean_token_mean": length_R.astype(jnp.float32) * num_sequences,
+        "seq_mean_token_sum": num_sequences,
+        "token_sum_constant": constant,
+    }[aggregation]
+    divisor_R = jnp.where(nonempty_R, jnp.asarray(divisor, jnp.float32), 1.0)
     return jnp.where(mask, (1.0 / divisor_R)[:, None], 0.0)
 
 
@@ -122,65 +112,50 @@ def policy_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy-gradient loss on sampled tokens, and its metrics.
 
-    Per token, with advantage A, log pi = logprobs, anchor a and ratio
-    r = exp(clamp(log pi - log a)), `loss` is the function to minimise: "pg", "ppo", "tis"
-    and others in `LOSSES`, which have the formulas, or a loss like them: Ppo(clip_high=0.28).
+    The loss per token is a function of `LOSSES`, which have the formulas, or one like them, of the
+    advantage A, log pi = logprobs and the ratio r = exp(clamp(log pi - log anchor)). Gradients flow
+    through log pi (and `entropy`) only. At log pi = log anchor "pg", "ppo" and "tis" have exactly
+    the gradient of -A log pi, also with clip bounds of 0.
 
-    Gradients flow through log pi (and `entropy`) only. At log pi = log a "pg",
-    "ppo" and "tis" have exactly the gradient of -A log pi, also with clip bounds of 0.
-
-    Stale samples. `behaviour_logprobs` are of the policy that sampled; `old_logprobs`, if given,
-    are of the policy just before the update, recomputed by the trainer.
-      old_logprobs None                  the anchor is the behaviour policy
-      correction "recompute"             the anchor is old_logprobs, and stale data
-                                         counts as on-policy (as SPEED released);
-                                         needs old_logprobs
-      correction "behaviour" (default)   the anchor is old_logprobs and the token's
-        with old_logprobs                loss is multiplied by the truncated weight
-                                         min(exp(log old - log behaviour), truncation),
-                                         which also absorbs the difference between
-                                         the sampler's and the trainer's numerics
+    Stale samples. `behaviour_logprobs` are of the policy that sampled, and the anchor unless
+    `old_logprobs` are given: those of the policy just before the update, recomputed by the trainer.
+    With these the anchor is old_logprobs, and
+      correction "behaviour"   multiplies a token's loss by min(exp(log old - log behaviour),
+                               truncation), which also absorbs the difference between the
+                               sampler's and the trainer's numerics
+      correction "recompute"   counts stale data as on-policy (as SPEED released)
 
     The KL to `ref_logprobs` and the entropy bonus are then added per token:
     + kl_coef * kl(log pi, log ref) - entropy_coef * entropy.
 
     Args:
-      logprobs: f32[R, T], differentiated; at the temperature that sampled.
-      behaviour_logprobs: f32[R, T].
+      logprobs, behaviour_logprobs: f32[R, T], at the temperature that sampled.
       advantages: f32[R], or f32[R, T] for token-level ones; constants.
       mask: [R, T], True at the tokens that are trained on. Values elsewhere, NaN
         included, change nothing and get gradient 0.
-      weights: f32[R, T] from `token_weights` on the global batch, sliced like the
-        rest; None computes them here from aggregation and constant, correct only if
-        this is the whole batch.
-      aggregation, constant: see `token_weights`; ignored when weights is given.
+      weights: f32[R, T] from `token_weights` on the global batch, sliced like the rest; None: from
+        aggregation and constant, if this is the whole batch.
       loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
       truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
         bounds every log-ratio before exp; beyond it the gradient is 0.
-      settings: numbers of a loss given by its word: clip_low, clip_high, dual_clip (0.2,
-        0.2, 0) for "ppo". Numbers of other losses in `LOSSES` are ignored, so
-        that one set of settings serves all.
-      ref_logprobs: f32[R, T] or None.
-      entropy: f32[R, T], per-token entropy of the policy in nats, or None.
+      settings: numbers of a loss given by its word, such as clip_low. Numbers of other losses in `LOSSES`
+        are ignored, so that one set of settings serves all.
+      ref_logprobs, entropy: f32[R, T] or None; the entropy of the policy per token, in nats.
       kl_coef, entropy_coef: numbers, or traced scalars for schedules.
 
     Returns:
       loss: f32 scalar, to minimise.
-      metrics: dict of f32 scalars. Every entry accumulates over micro-batches,
-        with zeros as identity. The prefix says how (`merge_metrics`):
-          "loss/..."  total, policy, kl, entropy: weighted like the loss and with
-                      their coefficients, so policy + kl + entropy = total; add.
-          "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
-                      for the mean: ratio (r; also if the loss ignores it), clip_low and
-                      clip_high (clipped at that bound), clip_dual, weight_truncated
-                      (importance weight cut at truncation), each 0 for a loss without it;
-                      further metrics of the loss by name; correction (the weight of stale
-                      tokens, else 1), kl_behaviour (k3 estimate of KL(behaviour || pi)),
-                      behaviour_gap (|log pi - log behaviour|, nats) and behaviour_gap_exp
-                      (its exponential), kl_ref and entropy if given. Also tokens, and
-                      sequences (rows with a token).
-          "max/..."   behaviour_gap; combine by maximum.
-        `summarise_metrics` turns the totals into the means to log.
+      metrics: dict of f32 scalars that accumulate over micro-batches (`merge_metrics`), with zeros
+        as identity; `summarise_metrics` turns them into the means to log.
+          "loss/..."  total, policy, kl, entropy, with weights and coefficients: policy + kl +
+                      entropy = total.
+          "sum/..."   sums over unmasked tokens: ratio; clip_low, clip_high, clip_dual and
+                      weight_truncated (cut at that bound), 0 for a loss without it; further
+                      metrics of the loss by name; correction (the weight of stale tokens, else
+                      1), kl_behaviour (k3 estimate of KL(behaviour || pi)), behaviour_gap
+                      (|log pi - log behaviour|, nats) and behaviour_gap_exp (its exponential),
+                      kl_ref and entropy if given. Also tokens, and sequences (rows with a token).
+          "max/..."   behaviour_gap.
 
     Raises:
       ValueError: unknown option, mismatched shapes, a coefficient without its
@@ -203,22 +178,12 @@ def policy_loss(
         "entropy": entropy,
     }
     advantages = _checked_arrays(mask, advantages, arrays)
-    for wrong, message in (
-        (
-            correction == "recompute" and old_logprobs is None,
-            "correction='recompute' needs old_logprobs.",
-        ),
-        (
-            ref_logprobs is None and not is_zero(kl_coef),
-            "kl_coef is set but ref_logprobs is missing.",
-        ),
-        (
-            entropy is None and not is_zero(entropy_coef),
-            "entropy_coef is set but entropy is missing.",
-        ),
-    ):
-        if wrong:
-            raise ValueError(message)
+    if correction == "recompute" and old_logprobs is None:
+        raise ValueError("correction='recompute' needs old_logprobs.")
+    if ref_logprobs is None and not is_zero(kl_coef):
+        raise ValueError("kl_coef is set but ref_logprobs is missing.")
+    if entropy is None and not is_zero(entropy_coef):
+        raise ValueError("entropy_coef is set but entropy is missing.")
 
     def masked(x):
         return jnp.where(mask, jnp.asarray(x).astype(jnp.float32), 0.0)

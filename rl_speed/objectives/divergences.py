@@ -14,22 +14,13 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
       k2 = d^2 / 2         biased in value, lower variance
       k3 = e^-d + d - 1    unbiased and never negative
 
-    Use. In the *reward* (`shaping.kl_shaped_rewards`) the value matters: k1 gives the exact
-    gradient of KL(pi || ref). In the *loss* a gradient is taken, only through d: there k1 has
-    expected gradient zero (useless as a penalty), k2 has exactly the gradient of KL(pi || ref), and
-    k3, GRPO's choice, that of KL(ref || pi).
+    In the *reward* (`shaping.kl_shaped_rewards`) k1 gives the exact gradient of KL(pi || ref). In
+    the *loss* k1 has expected gradient zero (useless as a penalty), k2 has exactly the gradient of
+    KL(pi || ref), and k3, GRPO's choice, that of KL(ref || pi).
 
-    Args:
-      logprobs, ref_logprobs: log-probs of the same tokens, any one shape. Mask
-        before or after; gradients flow through both.
-      kind: "k1" | "k2" | "k3".
-      clamp: bound on the exponent of k3, in nats: below d = -clamp k3 is constant,
-        so that one token on which the policies disagree cannot overflow.
-
-    Returns: float32 of the same shape.
-
-    Raises:
-      ValueError: unknown kind.
+    Log-probs are of the same tokens, of any one shape, as is the result; gradients flow through
+    both. `clamp`, in nats, bounds the exponent of k3: below d = -clamp k3 is constant, so that one
+    token on which the policies disagree cannot overflow. Raises ValueError for another kind.
     """
     if kind not in KL_KINDS:
         raise ValueError(f"Unknown KL kind {kind!r}; choose one of {KL_KINDS}.")

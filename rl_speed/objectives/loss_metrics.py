@@ -7,8 +7,7 @@ import jax.numpy as jnp
 def merge_metrics(first, *others):
     """Combines `policy_loss` metrics of micro-batches: "max/" by maximum, else sum.
 
-    Jittable, associative, with all-zero metrics as identity, so it serves as the
-    body of a scan. Raises ValueError if the dicts hold different entries.
+    Associative, with all-zero metrics as identity. Raises ValueError if entries differ.
     """
     for other in others:
         if other.keys() != first.keys():

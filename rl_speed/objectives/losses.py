@@ -19,16 +19,9 @@ import jax
 import jax.numpy as jnp
 
 # Metrics of `policy_loss` itself: no loss may log them.
-OWN_SUMS = (
-    "tokens",
-    "sequences",
-    "ratio",
-    "correction",
-    "kl_behaviour",
-    "behaviour_gap",
-    "behaviour_gap_exp",
-    "kl_ref",
-    "entropy",
+OWN_SUMS = frozenset(
+    "tokens sequences ratio correction kl_behaviour behaviour_gap behaviour_gap_exp kl_ref "
+    "entropy".split()
 )
 
 
@@ -141,8 +134,8 @@ class Gspo(_Clipped):
     """PPO's minimum for whole samples: the ratio is the geometric mean over the sample, clipped
     once.
 
-    With "seq_mean_token_mean" it is the mean over samples of the source (Zheng et al., arXiv
-    2507.18071, equations 5 to 7, whose bounds are the defaults).
+    Source: Zheng et al. (arXiv 2507.18071), equations 5 to 7, with "seq_mean_token_mean"; its
+    bounds are the defaults.
     """
 
     clip_low: float = 3e-4
@@ -248,7 +241,7 @@ def call_loss(loss: LossFn, tokens: Tokens):
             raise ValueError(
                 f"a loss of tokens of shape {shape} returned {name} of shape {jnp.shape(array)}."
             )
-    if taken := set(logged) & set(OWN_SUMS):
+    if taken := set(logged) & OWN_SUMS:
         raise ValueError(
             f"a loss logs {', '.join(sorted(taken))}, which is a metric of every loss already."
         )

@@ -1,25 +1,13 @@
 """Reinforce-Ada's pools: statistics of all samples of a prompt, and advantages of the trained ones.
 
-Every function takes flat arrays, as in `objectives.advantages`: rewards f[R], group_ids i32[R] in
-[0, num_groups) with anything else (by convention -1) a padding row, and a static num_groups. All
-rows of a group are its pool. `correct`, bool[R], gives the class; with binary rewards it is
-`rewards > 0`. Padding rows are never kept and get advantage 0, whatever their values.
+Arrays are flat, as in `objectives.advantages`; all rows of a group are its pool. `correct`,
+bool[R], gives the class. Padding rows are never kept and get advantage 0, whatever their values.
 
-Usage:
 
-    statistics = pool_statistics(rewards, correct, group_ids, num_groups)
-    kept = balanced_downsample(correct, group_ids, num_groups, n,
-                               groups=resolved(statistics, k_pos, k_neg))  # or None: keep
-    advantages = pool_advantages(rewards, correct, group_ids, num_groups, kept, weight="inv_p")
-    rows = kept_rows(kept, group_ids, num_groups, n)                # [G, n], to gather the batch by
-
-Invariants: a pool of c rows keeps min(c, n); no row is kept twice; a constant pool (also of one
-row) gets exactly 0 from every variant, with no NaN. The expected sum over a group's rows, divided
-by n, is `theory.sequential_weight` times grad p (tested by enumeration).
-
-The stopping rule that filled the pool biases p_hat: upwards if it waits only for positives, towards
-1/2 if it waits for both (`theory.sequential_cost(...).pass_rate`). Only the mean of the first round
-is unbiased.
+A pool of c rows keeps min(c, n); a constant pool (also of one row) gets exactly 0 from every
+variant, with no NaN. The expected sum over a group's rows, divided by n, is
+`theory.sequential_weight` times grad p (tested by enumeration). The stopping rule that filled the
+pool biases p_hat (`theory.sequential_cost(...).pass_rate`).
 
 Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; methods.md section 3.
 """
@@ -40,14 +28,7 @@ ORDERS = ("first", "random")
 
 
 class PoolStatistics(NamedTuple):
-    """Statistics of each group's pool, each of shape [num_groups].
-
-    count     i32  rows
-    positives i32  rows that are correct
-    mean      f32  of the rewards; 0 for an empty group
-    std       f32  of the rewards, sample form (ddof 1); 0 where count < 2
-    constant  bool every reward equal; True for empty and singleton groups
-    """
+    """As `advantages.GroupStatistics`, with i32[num_groups] `positives`, rows that are correct."""
 
     count: jax.Array
     positives: jax.Array
@@ -58,10 +39,7 @@ class PoolStatistics(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatistics:
-    """Statistics over whole pools.
-
-    Raises ValueError: arrays are not flat and of one length, or num_groups < 1.
-    """
+    """Statistics over whole pools."""
     correct, group_ids = _flat(correct, group_ids, num_groups)
     stats = advantages.group_statistics(rewards, group_ids, num_groups)
     positives_G = _count(correct, group_ids, num_groups)
@@ -93,7 +71,6 @@ def balanced_downsample(
     more of the other.
 
     Args:
-      correct, group_ids, num_groups: as in the module docstring.
       n: static, at least 2. A pool of at most n rows is kept whole.
       order: "first" keeps the first of each class in generation order, "random" any with equal
         probability.
@@ -101,8 +78,7 @@ def balanced_downsample(
         order of the rows.
       key: PRNG key, only for "random". A row's random number depends on the key, its group's name
         and its index, so with `index` the rows may come in any order.
-      names: i32[G], keys of the groups' random numbers, such as the prompt's visit; None: the
-        group's id.
+      names: i32[G], keys of the groups' random numbers, such as prompts' visits; None: their ids.
       groups: bool[G], pools that keep rows; None: all.
 
     Returns:
@@ -144,10 +120,8 @@ def balanced_downsample(
     # distance from the first of its class.
     class_R = 2 * group_R + correct
     sorted_R = jnp.lexsort((index, lot_R, class_R))
-    sorted_class_R = class_R[sorted_R]
-    at = jnp.arange(len(group_ids))
-    first_R = jax.lax.cummax(jnp.where(jnp.diff(sorted_class_R, prepend=-1) > 0, at, 0))
-    rank_R = jnp.zeros_like(at).at[sorted_R].set(at - first_R, unique_indices=True)
+    rank_R = _ranks(class_R[sorted_R])
+    rank_R = jnp.zeros_like(rank_R).at[sorted_R].set(rank_R, unique_indices=True)
     return valid_R & (rank_R < quotas_Gx2.ravel()[jnp.where(valid_R, class_R, 0)])
 
 
@@ -156,17 +130,14 @@ def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
     """Indices of the kept rows of each group, i32[G, n], in the order of the rows; -1 if a group
     keeps fewer.
 
-    Rows beyond n are left out; `balanced_downsample` with the same n never keeps more. Raises
-    ValueError as there.
+    Rows beyond n are left out; `balanced_downsample` with the same n never keeps more.
     """
     kept, group_ids = _flat(kept, group_ids, num_groups)
     kept_R = kept & (group_ids >= 0) & (group_ids < num_groups)
     group_R = jnp.where(kept_R, group_ids, num_groups)
     sorted_R = jnp.argsort(group_R, stable=True)
     sorted_group_R = group_R[sorted_R]
-    at = jnp.arange(len(group_ids))
-    first_R = jax.lax.cummax(jnp.where(jnp.diff(sorted_group_R, prepend=-1) > 0, at, 0))
-    slot_R = at - first_R
+    slot_R = _ranks(sorted_group_R)
     # Indices beyond the table (not kept, or too many) are dropped.
     place_R = jnp.where(
         (sorted_group_R < num_groups) & (slot_R < n), sorted_group_R * n + slot_R, num_groups * n
@@ -239,15 +210,12 @@ def pool_advantages(
     correction of the row's class.
 
     Args:
-      rewards, correct, group_ids, num_groups: as in the module docstring.
       kept: bool[R], the rows trained on, as from `balanced_downsample`.
-      normalise: divide by the pool's sample std + eps.
       weight, alpha, cap: as in `prompt_weights`, at p_hat.
       p_hat: f[G], estimates of the pass rates that do not depend on these rewards; None: the share
         of correct rows in each pool.
       singleton_baseline: f[G], baseline of a pool of one row, such as an estimate from earlier
-        visits; it is independent of the reward, so the gradient stays unbiased. None: such a row
-        gets 0. Not with `normalise`, because one row has no std.
+        visits; None: such a row gets 0. Not with `normalise`, because one row has no std.
       downsample_correction: "importance" scales a class by its share of the pool over its share of
         the kept rows. That undoes the balance (the mean over kept rows is then that over the pool,
         if a mixed pool keeps both classes), but not the effect of stopping on the pool. No released
@@ -290,12 +258,13 @@ def pool_advantages(
     value_R *= 1.0 if weight == "none" else scale_G[group_R]
     if downsample_correction == "importance":
         rows_G, right_G = (_count(x, group_ids, num_groups) for x in (kept, kept & correct))
-        in_pool_Gx2 = (
-            jnp.stack([pool_G - positives_G, positives_G], axis=1) / jnp.maximum(pool_G, 1)[:, None]
-        )
-        in_kept_Gx2 = (
-            jnp.stack([rows_G - right_G, right_G], axis=1) / jnp.maximum(rows_G, 1)[:, None]
-        )
+
+        def shares(of_class_G, all_G):
+            by_class_Gx2 = jnp.stack([all_G - of_class_G, of_class_G], axis=1)
+            return by_class_Gx2 / jnp.maximum(all_G, 1)[:, None]
+
+        in_pool_Gx2 = shares(positives_G, pool_G)
+        in_kept_Gx2 = shares(right_G, rows_G)
         ratio_Gx2 = jnp.where(
             in_kept_Gx2 > 0, in_pool_Gx2 / jnp.where(in_kept_Gx2 > 0, in_kept_Gx2, 1.0), 0.0
         )
@@ -319,6 +288,12 @@ def _flat(flags, group_ids, num_groups):
 def _count(flags, group_ids, num_groups) -> jax.Array:
     members_RxG = group_ids[:, None] == jnp.arange(num_groups)
     return jnp.sum(members_RxG & flags[:, None], axis=0, dtype=jnp.int32)
+
+
+def _ranks(sorted_R) -> jax.Array:
+    """Distance of each row from the first of its value, in a sorted array."""
+    at = jnp.arange(len(sorted_R))
+    return at - jax.lax.cummax(jnp.where(jnp.diff(sorted_R, prepend=-1) > 0, at, 0))
 
 
 def _lots(key, name_R, index):

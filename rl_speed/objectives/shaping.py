@@ -13,17 +13,8 @@ def overlong_penalty(lengths, max_length: int, buffer: int, factor: float = 1.0)
     linear, -factor at max_length. The line continues for longer responses (a replayed prefix can
     make one).
 
-    Args:
-      lengths: response lengths in tokens, [R], integers or floats.
-      max_length: the length limit L_max, tokens (static).
-      buffer: width of the penalised stretch, tokens (static).
-      factor: penalty at max_length.
-
-    Returns: f32[R], never positive.
-
-    Raises:
-      ValueError: buffer outside (0, max_length].
-
+    `lengths` [R], `max_length` and `buffer` are in tokens, the latter two static. Returns f32[R].
+    Raises ValueError for a buffer outside (0, max_length].
     Source: methods.md section 5; DAPO (arXiv 2503.14476), section 3.4.
     """
     if not 0 < buffer <= max_length:
@@ -41,12 +32,8 @@ def kl_shaped_rewards(
     """KL to a reference policy in the reward: r - coef * sum over tokens of KL.
 
     Args:
-      rewards: f32[R].
-      logprobs: f32[R, T], of the policy that sampled (its behaviour log-probs), at the trainer's
-        temperature. Treated as constants: a reward has no gradient.
-      ref_logprobs: f32[R, T].
-      mask: [R, T], True at the tokens that count. Rows without any keep their reward; values at
-        masked positions are ignored.
+      logprobs: f32[R, T], of the policy that sampled, at the trainer's temperature; constants.
+      mask: [R, T], True at the tokens that count. Rows without any keep their reward.
       coef: KL coefficient, reward per nat.
       kind, clamp: see `divergences.kl`; k1 makes the shaped objective
         E[r] - coef * KL(pi || ref).

@@ -46,20 +46,14 @@ class ReplayCache:
     With probability `eps` it is the response of highest reward, with random ties; otherwise a
     uniformly random other one. A group of one has no other. The paper leaves ties open, and nearly
     every group has them if rewards are 0 or 1. Breaking them by log-prob would favour short
-    suffixes: a sum has fewer terms there, the more so if samples keep different shares of the
-    cached response; a mean over few, mostly near-certain tokens is often close to 0. Draws are
-    keyed by (seed, visit of the prompt): they do not depend on the order or the number of updates.
+    suffixes. Draws are keyed by (seed, visit of the prompt): they do not depend on the order or the
+    number of updates.
 
     Args:
-      eps: in [0, 1]; 0.1 is the paper's best, 0.5 as released. None never updates (the paper's "no
-        update").
+      eps: in [0, 1]; 0.1 is the paper's best, 0.5 as released. None never updates.
       only_correct: a wrong response never replaces a correct one.
       max_tokens: bound on the tokens held, None for none. Beyond it the responses that were updated
         longest ago are evicted and counted.
-      seed: of all draws.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -69,20 +63,14 @@ class ReplayCache:
         max_tokens: int | None = None,
         seed: int = 0,
     ):
-        if eps is not None and not 0 <= eps <= 1:
-            raise ValueError(f"replay.eps must be in [0, 1], or None to never update; got {eps!r}")
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(
-                f"replay.max_tokens must be at least 1, or None for no bound; got {max_tokens!r}"
-            )
-        if seed < 0:
-            raise ValueError(f"replay.seed must be 0 or more; got {seed!r}")
         self.eps = eps
         self.only_correct = only_correct
         self.max_tokens = max_tokens
         self._seed = seed
         self._held: dict[str, CachedResponse] = {}  # updated longest ago first
-        self._tokens = self._evicted = self._kept_right = 0
+        self.tokens = 0  # held, over all responses
+        self._evicted = 0
+        self._kept_right = 0
 
     def __len__(self) -> int:
         """Number of prompts with a response."""
@@ -91,27 +79,19 @@ class ReplayCache:
     def __contains__(self, prompt_id: str) -> bool:
         return prompt_id in self._held
 
-    @property
-    def tokens(self) -> int:
-        """Tokens held, over all responses."""
-        return self._tokens
-
     def get(self, prompt_id: str) -> CachedResponse | None:
         """The cached response, or None."""
         return self._held.get(prompt_id)
 
     def put(self, prompt_id: str, response: CachedResponse) -> None:
-        """Stores this response unconditionally, to start a cache.
-
-        A response longer than the whole bound is not stored, and counted as evicted.
-        """
+        """Stores this response; one longer than the whole bound only counts as evicted."""
         if self.max_tokens is not None and len(response.tokens) > self.max_tokens:
             self._evicted += 1
             return
         self._remove(prompt_id)
         self._held[prompt_id] = response
-        self._tokens += len(response.tokens)
-        while self.max_tokens is not None and self._tokens > self.max_tokens:
+        self.tokens += len(response.tokens)
+        while self.max_tokens is not None and self.tokens > self.max_tokens:
             self._remove(next(iter(self._held)))
             self._evicted += 1
 
@@ -155,9 +135,8 @@ class ReplayCache:
         )
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Prompts and tokens held; responses evicted so far; wrong ones that `only_correct` kept
-        out; of those held, the mean age in updates at policy version `version`, share correct, mean
-        length in tokens (0 when empty).
+        """Counts so far, and means over the responses held (0 when empty), their ages at policy
+        version `version`.
         """
         held = list(self._held.values())
 
@@ -166,7 +145,7 @@ class ReplayCache:
 
         return {
             "replay/size": float(len(held)),
-            "replay/tokens": float(self._tokens),
+            "replay/tokens": float(self.tokens),
             "replay/evicted": float(self._evicted),
             "replay/kept_right": float(self._kept_right),
             "replay/age_mean": mean([version - r.version for r in held]),
@@ -175,9 +154,7 @@ class ReplayCache:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, in order, as nested dicts of numbers, strings and (never empty) numpy
-        arrays.
-        """
+        """The whole state: numbers, strings and (never empty) NumPy arrays."""
         return {
             "eps": self.eps,
             "only_correct": self.only_correct,
@@ -194,24 +171,18 @@ class ReplayCache:
           ValueError: the saved cache had another eps, only_correct or seed, so the next updates
             would differ.
         """
-        for name, mine in (
-            ("eps", self.eps),
-            ("only_correct", self.only_correct),
-            ("seed", self._seed),
-        ):
-            if state[name] != mine:
+        mine = {"eps": self.eps, "only_correct": self.only_correct, "seed": self._seed}
+        for name, value in mine.items():
+            if state[name] != value:
                 raise ValueError(
-                    f"the saved replay cache has {name} {state[name]!r}, this one {mine!r}"
+                    f"the saved replay cache has {name} {state[name]!r}, this one {value!r}"
                 )
         self._replace(
             unpack_responses(state["responses"]), int(state["evicted"]), int(state["kept_right"])
         )
 
     def save(self, path: str | Path, about: dict[str, Any] | None = None) -> None:
-        """Writes the responses as one .npz, atomically, for another run to start from.
-
-        `about`: anything JSON.
-        """
+        """Writes the responses for another run to start from; see `save_responses`."""
         save_responses(path, self._held, about or {})
 
     def load(
@@ -220,15 +191,13 @@ class ReplayCache:
         vocab_size: int | None = None,
         prompt_ids: Collection[str] | None = None,
     ) -> CacheReport:
-        """Replaces the contents by those of a file, from this policy or another one (appendix C).
-
-        Keeps the file's versions.
+        """Replaces the contents by those of a file, with its versions, from this policy or another
+        one (appendix C).
 
         Args:
           vocab_size: bound on token ids. prompt_ids: the known prompts; None: any.
 
-        Raises:
-          FileNotFoundError, ValueError: as `load_responses`; nothing is changed then.
+        Raises: the errors of `load_responses`; nothing is changed then.
         """
         held, about = load_responses(path, vocab_size)
         ids = held.keys() if prompt_ids is None else set(prompt_ids)
@@ -241,7 +210,7 @@ class ReplayCache:
 
     def _replace(self, held: dict[str, CachedResponse], evicted: int, kept_right: int) -> None:
         self._held = {}
-        self._tokens = 0
+        self.tokens = 0
         self._evicted = evicted
         self._kept_right = kept_right
         for name, response in held.items():
@@ -249,7 +218,7 @@ class ReplayCache:
 
     def _remove(self, prompt_id: str) -> None:
         if (old := self._held.pop(prompt_id, None)) is not None:
-            self._tokens -= len(old.tokens)
+            self.tokens -= len(old.tokens)
 
 
 def best_sample(group: Rollouts, rows: np.ndarray, uniform: float) -> int:

@@ -8,8 +8,6 @@ import numpy as np
 
 from rl_speed.replay.responses import CachedResponse
 
-WINDOWS = ("fixed", "half_min", "min")
-
 # RNG stream id of cuts with (seed, visit). Not 0: NumPy pads seeds with zeros.
 _CUTS = 2
 
@@ -36,11 +34,8 @@ class PrefixConfig:
       per_sample: every sample draws its own cut; False: one cut for all samples of a visit (the
         default of RPO, as released).
       max_response: most tokens of prefix and suffix together. max_new: most tokens of a suffix.
-      seed: of all draws.
       released_budget: a suffix also has at most as many tokens as were cut off, as in the released
         code: lengths cannot grow then.
-
-    Raises ValueError naming the field that is out of range.
     """
 
     window: str
@@ -51,17 +46,6 @@ class PrefixConfig:
     seed: int = 0
     released_budget: bool = False
 
-    def __post_init__(self):
-        if self.window not in WINDOWS:
-            raise ValueError(
-                f"prefix.window must be one of {', '.join(WINDOWS)}; got {self.window!r}"
-            )
-        for name, least in (("length", 0), ("max_response", 1), ("max_new", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"prefix.{name} must be at least {least}; got {getattr(self, name)!r}"
-                )
-
 
 def cuts(
     config: PrefixConfig, cached: CachedResponse | None, visit: int, count_first: int, count: int
@@ -70,20 +54,12 @@ def cuts(
     U{0..L}, clipped to the allowed range.
 
     A cut never keeps the end token of the response, and leaves room for at least one new token
-    within `max_response`. So in a response that ended, m = 0 and m = 1 make the same cut: all but
-    its end token is kept with probability 2 / (L + 1), for L of at least 1. Ours: the paper's m = 0
-    leaves nothing to sample.
-
-    A sample's draw is keyed by (seed, visit, its index) and does not depend on the call. Its cut is
-    the same if the cached response is: a visit must keep the response it started with.
+    within `max_response`. So in a response that ended, m = 0 and m = 1 make the same cut. Ours: the
+    paper's m = 0 leaves nothing to sample. A sample's draw is keyed by (seed, visit, its index).
 
     Returns: i32[count]; zeros without a cached response.
-    Raises ValueError if visit, count_first or count is negative.
     Source: methods.md section 4.
     """
-    for name, value in (("visit", visit), ("count_first", count_first), ("count", count)):
-        if value < 0:
-            raise ValueError(f"{name} must be 0 or more; got {value}")
     if cached is None:
         return np.zeros((count,), np.int32)
     length = len(cached.tokens)
@@ -99,25 +75,6 @@ def cuts(
     else:
         m = np.full((count,), rng.integers(0, window, endpoint=True))
     return np.clip(length - m, 0, usable).astype(np.int32)
-
-
-def cut_at_share(cached: CachedResponse, share: float, count: int, max_response: int) -> Replay:
-    """`count` samples that start with the first `share` of a response, rounded down to tokens.
-
-    Share 1 is all but the end token; at least one new token fits into `max_response`. Measures
-    accuracy of completions of truncated responses (RPO, Figure 1).
-
-    Raises ValueError: `share` is outside [0, 1].
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must be in [0, 1]; got {share!r}")
-    usable = min(len(cached.tokens) - (not cached.truncated), max_response - 1)
-    kept = int(share * usable)
-    return Replay(
-        cached.tokens[:kept],
-        np.full((count,), kept, np.int32),
-        np.full((count,), max_response - kept, np.int32),
-    )
 
 
 def suffix_budget(

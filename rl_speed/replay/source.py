@@ -20,8 +20,8 @@ class PrefixSource:
     config: PrefixConfig
 
     def remember(self, groups: Iterable[Rollouts]) -> None:
-        """Updates the cache with all samples of finished visits, with their trained rewards (for
-        rejected groups, the rewards they would be trained on).
+        """Updates the cache with all samples of finished visits, with the rewards that they are,
+        or would be, trained on.
         """
         for group in groups:
             self.cache.update(group)

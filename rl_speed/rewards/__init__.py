@@ -3,8 +3,8 @@
     MathVerifier       math-verify in killable worker processes (host)
     WorkerPool         the same workers for your own scoring function (host)
     FunctionRewards    your own functions by name, as in `config.reward` (host)
-    exact_match, ExactMatch token equality, jittable; and as a verifier for the in-loop driver
-    scratchpad_match, ScratchpadMatch the results of written-out steps, jittable
+    ExactMatch         token equality, for the in-loop driver; pad_answers makes its arrays
+    ScratchpadMatch    the results of written-out steps, likewise
     IntegerMatch       last boxed or last integer over token ids, for the in-loop driver;
                        token_bytes and encode_answers make its tables
     format_reward, language_reward, length_aware_reward    shaping
@@ -24,11 +24,9 @@ _HOME = {
     "MathVerifier": "math_verify",
     "ScratchpadMatch": "scratchpad",
     "WorkerPool": "pool",
-    "exact_match": "exact",
     "format_reward": "format",
     "language_reward": "format",
     "length_aware_reward": "format",
-    "scratchpad_match": "scratchpad",
 }
 
 __all__ = list(_HOME)

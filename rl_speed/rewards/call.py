@@ -18,14 +18,8 @@ from rl_speed.rewards.signatures import Signature, Style, signature_of
 NOT_APPLICABLE = "not_applicable"
 # Causes that are counted for other reasons than a function's own: it may not name them.
 OURS = (
-    "timeout",
-    "stalled",
-    "crash",
-    "memory",
-    "exception",
-    "retried",
-    "beyond_window",
-    NOT_APPLICABLE,
+    *("timeout", "stalled", "crash", "memory", "exception"),
+    *("retried", "beyond_window", NOT_APPLICABLE),
 )
 _CAUSE = re.compile(r"[^\W\d][\w.-]{0,39}")
 _LARGEST = 3.4e38  # of float32, nearly
@@ -59,9 +53,9 @@ def call(
     """(0, "ok", the outcomes as JSON) of a function for responses; `describe` without rows.
 
     Args:
-      rows: arguments by name, for each response. More than one row only if the function takes lists
-        or is asynchronous.
-      wait_s: wall-clock seconds after which an asynchronous call is given up; other calls go on.
+      rows: arguments by name, for each response; several if the function takes lists or is
+        asynchronous.
+      wait_s: wall-clock seconds after which an asynchronous call is given up.
     """
     if rows is None:
         return describe(function)
@@ -144,20 +138,18 @@ async def _together(
         task.cancel()
     if late:
         await asyncio.wait(late, timeout=1.0)
-    outcomes: list[Outcome] = []
-    for task in tasks:
+
+    def outcome(task: asyncio.Task) -> Outcome:
         if task in late:
-            outcomes.append((0.0, "stalled", f"no answer within {wait_s:g} s", {}))
-        elif task.cancelled() or (error := task.exception()) is None:
-            outcomes.append(
-                (0.0, "exception", "CancelledError", {})
-                if task.cancelled()
-                else _outcome(task.result(), signature.convention)
-            )
-        else:
-            cause = "memory" if isinstance(error, MemoryError) else "exception"
-            outcomes.append((0.0, cause, f"{type(error).__name__}: {error}"[:500], {}))
-    return outcomes
+            return 0.0, "stalled", f"no answer within {wait_s:g} s", {}
+        if task.cancelled():
+            return 0.0, "exception", "CancelledError", {}
+        if (error := task.exception()) is None:
+            return _outcome(task.result(), signature.convention)
+        cause = "memory" if isinstance(error, MemoryError) else "exception"
+        return 0.0, cause, f"{type(error).__name__}: {error}"[:500], {}
+
+    return list(map(outcome, tasks))
 
 
 def _require_result(result: Any) -> None:
@@ -200,8 +192,8 @@ def _outcome(result: Any, style: Style) -> Outcome:
 
 
 def _require_cause(cause: Any) -> None:
-    """Raises ValueError for what a function may not name as the cause of its value: it would be
-    counted as a failure of another kind, or be a metric of its own for every text.
+    """Raises ValueError for a cause that would be counted as a failure of another kind, or be a
+    metric of its own for every text.
     """
     if not (isinstance(cause, str) and _CAUSE.fullmatch(cause)):
         raise ValueError(

@@ -6,30 +6,26 @@ user's reward function: standard library only, and nothing is executed.
 """
 
 import ast
+import operator
 import re
 from collections import Counter
 from fractions import Fraction
 
+from rl_speed.answers import closing_brace
+
 MAX_CHARACTERS = 400  # of an expression; a longer one cannot answer a handful of numbers
 
 _OPERATIONS = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
 }
 _SIGNS = {
-    r"\times": "*",
-    r"\cdot": "*",
-    "×": "*",
-    "·": "*",
-    r"\div": "/",
-    "÷": "/",
+    **dict.fromkeys((r"\times", r"\cdot", "×", "·"), "*"),
+    **dict.fromkeys((r"\div", "÷"), "/"),
     "−": "-",
-    r"\left": "",
-    r"\right": "",
-    r"\,": "",
-    "$": "",
+    **dict.fromkeys((r"\left", r"\right", r"\,", "$"), ""),
     "[": "(",
     "]": ")",
 }
@@ -65,16 +61,9 @@ def extract(response: str) -> str | None:
     r"""The content of the last answer tag, or if there is none of the last \boxed{}; else None."""
     if tagged := _TAGGED.findall(response):
         return tagged[-1].strip()
-    start = response.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    depth = 1
-    at = start + len(r"\boxed{")
-    for end in range(at, len(response)):
-        depth += {"{": 1, "}": -1}.get(response[end], 0)
-        if depth == 0:
-            return response[at:end].strip()
-    return None
+    _, boxed, rest = response.rpartition(r"\boxed{")
+    end = closing_brace(rest, 0) if boxed else None
+    return None if end is None else rest[:end].strip()
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:

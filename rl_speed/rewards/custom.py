@@ -3,48 +3,10 @@
     def brevity(response: str, length: int) -> float:
         return -length / 1000
 
-The parameter names decide how a function is called (`rl_speed.rewards.signatures.STYLES`):
-
-| convention | parameters, any of them | a call has |
-|---|---|---|
-| ours | response, answer, question, meta, length, ended | one response |
-| ours, of a list | responses, answers, questions, metas, lengths, ended | many |
-| verl's | data_source, solution_str, ground_truth, extra_info | one response |
-| verl's, of a list | data_sources, solution_strs, ground_truths, extra_infos | many |
-| TRL's | prompts, completions, completion_ids, columns of the data, log_extra, log_metric | many |
-
-    response: str      the text, without the end token
-    question: str      as in the data
-    answer: str        the gold answer
-    meta: dict         all other data of the prompt (`Prompt.meta`)
-    length: int        tokens, the end token included
-    ended: bool        whether it has an end token
-
-verl's arguments come from the row; `ground_truth` is that of its `reward_model`. Without these
-fields they are the gold answer, {} and "unknown". TRL's columns are those of the row as published;
-`question`, `answer` and `ground_truth` always exist. Completions are text if the row's `prompt` is
-text, and lists with one message if it is a conversation. For a row without a `prompt` both are
-tried once, on the made-up response. `log_extra` and `log_metric` keep numbers, not texts. A
-function with **kwargs gets all arguments of its convention. With TRL's these are all columns, so
-whole rows are held in memory. TRL's `trainer_state` and `environments` do not exist here.
-
-The value of a response is a finite number, or a dict with "score", whose other numbers are logged
-as means (`NAME/KEY` after the reward's own mean). A function of one response may return (number,
-cause), to be counted under its own cause: one word, and none of `call.OURS`. In verl's conventions
-a tuple's first element is the value. A function of a list returns one value per response, and None
-where it does not apply: this is 0, counted as "not_applicable". A value must not depend on other
-responses in the list.
-
-Any function may be an `async def`: a worker then runs `batch_size` calls at once, in one event loop
-for its whole life. Functions of a list get at most `batch_size` responses.
-
-Functions run in killable workers (`WorkerPool`). A hang, crash, exception or lack of memory makes
-that response's value 0, and is counted. A list that fails is halved until the failing responses are
-found. The limit is processor time per call. A function that waits, such as for a server, is ended
-only by the wall-clock limit `config.reward.stall_s`: an async call for one response is given up
-alone, any other call with its worker. A function may be called more than once for a response. Its
-module is found on Python's path, and in the working directory. It should not import JAX: the worker
-would start slowly and be large.
+The parameter names decide how a function is called (`rl_speed.rewards.signatures.STYLES`). What it
+may ask for and return is in this room's README.md. Functions run in killable workers
+(`WorkerPool`): a hang, crash, exception or lack of memory makes that response's value 0, and is
+counted.
 """
 
 import dataclasses
@@ -58,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.named import is_function
-from rl_speed.rewards.judged import Judged
+from rl_speed.rewards.judged import Judged, counted
 from rl_speed.rewards.pool import CAUSES, STALL_FACTOR, UNGRADED, WorkerPool
 from rl_speed.rewards.signatures import FIELDS, ROW, Signature
 
@@ -73,9 +35,7 @@ _MADE_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """A reward added to accuracy: `weight` times the value of `function` ("module:function"),
-    logged as `name`.
-    """
+    """A reward added to accuracy: `weight` times the value of `function`, logged as `name`."""
 
     function: str
     weight: float = 1.0
@@ -144,8 +104,7 @@ class FunctionRewards:
     """Values of "module:function" for responses, from killable workers; a context manager.
 
     Attributes:
-      counts: Counter of responses by cause, as in `WorkerPool`; "not_applicable" is None from a
-        list function. last_message: the latest detail for each cause.
+      counts, last_message: as of `WorkerPool`; "not_applicable" is None from a list function.
     """
 
     fields = ("answer", "question", "meta")
@@ -208,11 +167,8 @@ class FunctionRewards:
     def try_out(self, known: Mapping[str, Any]) -> None:
         """Calls each function for a made-up response to a prompt; a list function for two.
 
-        Args:
-          known: the prompt's "answer", "question" and "meta".
-
-        Raises:
-          ValueError: a function gave no value; with its reason and its arguments.
+        `known` is the prompt's "answer", "question" and "meta". Raises ValueError, with the reason
+        and the arguments, if a function gives no value.
         """
         sample = {
             **known,
@@ -250,20 +206,6 @@ class FunctionRewards:
                 )
         self._pool.counts.clear()
 
-    def score(self, samples: Sequence[dict[str, Any]]) -> np.ndarray:
-        """f32[functions, R]: each function's value for R responses, given by the fields above.
-
-        Failed responses get 0, and are counted.
-        """
-        return np.stack([judged.values for judged in self.evaluate(samples)])
-
-    def score_detailed(
-        self, samples: Sequence[dict[str, Any]]
-    ) -> tuple[np.ndarray, list[list[str]]]:
-        """As `score`, with the causes: (f32[functions, R], for each function R strings)."""
-        found = self.evaluate(samples)
-        return np.stack([j.values for j in found]), [j.causes for j in found]
-
     def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
         """The first function as verifier (`rl_speed.rewards.scorer.Verifier`)."""
         return self.evaluate(samples)[0]
@@ -283,7 +225,7 @@ class FunctionRewards:
                 _log.warning(
                     "%s: %s of %d responses, which get 0; the latest: %s",
                     function,
-                    ", ".join(f"{n} ({cause})" for cause, n in lost.items()),
+                    counted(lost),
                     len(samples),
                     judged.message,
                 )

@@ -12,9 +12,8 @@ import numpy as np
 
 def format_reward(
     responses: Sequence[str],
-    ended: Sequence[bool] | None = None,
+    ended: Sequence[bool],
     *,
-    end_text: str | None = None,
     think_open: str = "<think>",
     think_close: str = "</think>",
 ) -> np.ndarray:
@@ -22,23 +21,14 @@ def format_reward(
 
     The checks: it starts with the opening tag; it has the closing tag; there is text between the
     two; there is text after the closing tag; it ends with the end-of-text token. White space is not
-    text. If a chat template put the opening tag in the prompt, prepend it.
-
-    Args:
-      responses: texts.
-      ended: whether each response's last token was an end token, from the sampler.
-      end_text: instead of `ended`, the end token's text ("<|endoftext|>").
+    text. If a chat template put the opening tag in the prompt, prepend it. `ended`: whether each
+    response's last token was an end token.
 
     Raises:
-      ValueError: unless exactly one of `ended` and `end_text` is given, or if lengths differ.
+      ValueError: `ended` has another length.
 
     Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
     """
-    if (ended is None) == (end_text is None):
-        raise ValueError("give either ended (from the token ids) or end_text, and not both")
-    if ended is None:
-        ended = [text.rstrip().endswith(end_text) for text in responses]
-        responses = [text.rstrip().removesuffix(end_text) for text in responses]
     if len(ended) != len(responses):
         raise ValueError(f"{len(responses)} responses but {len(ended)} ended flags")
 
@@ -56,9 +46,8 @@ def format_reward(
 def language_reward(responses: Sequence[str]) -> np.ndarray:
     """The share of each response's characters that are English mathematics: f32[R].
 
-    These are ASCII letters, white space and symbols. A symbol is any Unicode number, punctuation or
-    symbol, so digits and formulas cost nothing. Letters of other alphabets count against the
-    response. An empty response scores 0.
+    These are ASCII letters, white space and any Unicode number, punctuation or symbol. An empty
+    response scores 0.
 
     Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
     """
@@ -97,18 +86,12 @@ def length_aware_reward(
       rewards: f32[R], of the verifier.
       lengths: i32[R], tokens (not words) of the response, its replayed prefix included.
       group_ids: i32[R] in [0, num_groups), or -1 for padding rows, which get 0.
-      num_groups: static.
-      alpha: per token.
-      low, high: the bounds m and M.
+      alpha: per token. low, high: the bounds m and M.
       reference: l_ref is the group's mean length over "all" or over "correct" (r > 0) responses.
       literal: the formula as written, which gives `low` for an incorrect answer. By default a
         reward that is not positive is kept, as in the released code.
 
-    Returns:
-      f32[R].
-
-    Raises:
-      ValueError: on another `reference`.
+    Returns: f32[R]. Raises: ValueError for another `reference`.
     Source: RPO, Yi et al. (methods.md, section 4).
     """
     if reference not in ("all", "correct"):

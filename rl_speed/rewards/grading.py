@@ -26,7 +26,7 @@ from sympy.core.function import AppliedUndef
 
 from rl_speed.answers import bare, last_box, normalise, partial, unit
 
-# In every process the library warns that its time limit is off, which is intended.
+# The library warns that its time limit is off, which is intended.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _UPRIGHT = re.compile(r"_\s*\{\s*\\(?:mathrm|text|textrm|rm)\s*\{\s*(\w+)\s*\}\s*\}")
@@ -185,8 +185,8 @@ def _whole_number(value):
 def read_gold(gold):
     r"""(SymPy object or None, the label that was removed or "").
 
-    A label is a quantity's name before an equals sign, "I_{\max} = ". The library removes
-    one-letter labels. If a gold answer cannot be read with its label, it is read without.
+    A label is a quantity's name before an equals sign, "I_{\max} = "; the library removes those of
+    one letter. A gold answer that cannot be read with its label is read without.
     """
     text = bare(gold)
     if re.match(r"\\+boxed\s*\{", text) and last_box(text) is None:
@@ -224,11 +224,9 @@ def _without_label(answer, label):
 
 
 def _contradicts(answer, gold):
-    """Whether labels, units, bases or kinds of list differ, which the library would not compare.
-
-    True if one is labelled a maximum and the other a minimum, if both have units or bases that
-    differ, if one is a point or interval and the other a bare list or a set, or if one list has a
-    part more often than the other. An answer without label, unit or base contradicts nothing.
+    """Whether labels (maximum, minimum), units, bases, kinds of list, or the number of times that a
+    list has a part differ, which the library would not compare. An answer without label, unit or
+    base contradicts nothing.
     """
     wanted = _kinds(gold)
     found = _kinds(answer)
@@ -283,8 +281,8 @@ def _kinds(text):
 
 
 def _plain(text):
-    """For a comparison of texts: without what is layout alone. Braces and spaces that part letters
-    or digits stay: 1 2 is not 12, and x^{n+1} is not x^n+1.
+    """A text without layout, to be compared. Braces and spaces that part letters or digits stay: 1
+    2 is not 12, and x^{n+1} is not x^n+1.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", normalise(text))
     text = re.sub(r"([_^])\s*\{\s*(\w)\s*\}", r"\1\2 ", text)
@@ -340,9 +338,8 @@ _AREA = re.compile(r"\s*[A-Za-z]{1,2}[²³]")
 def find_answer(text):
     """The text of the answer as the library would find it; None if there is none.
 
-    In this order: the text after the last "final answer is"; the last box; the text after "answer:"
-    on its line, if all of it can be read; the library's search result, extended to the whole
-    expression.
+    In this order: after the last "final answer is"; the last box; after "answer:" on its line, if
+    all of it can be read; the library's search result, extended to the whole expression.
     """
     box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     final = text.lower().rfind("final answer is")

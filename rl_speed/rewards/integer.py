@@ -1,10 +1,8 @@
 """Verifiers for integer answers inside the compiled loop, over token ids of any tokenization.
 
-A table holds the bytes of every token. So "1,234", "12 34" in any split, or a digit that shares its
-token with a bracket, are read alike. Only the last `window` tokens of a response are read; the host
-counts answers before them (`beyond_window`). Only plain integers are correct. An unusual but
-correct answer may be missed, but no incorrect one is accepted
-(tests/rewards/test_rewards_integer.py compares with math-verify).
+A table holds the bytes of every token. Only the last `window` tokens of a response are read; the
+host counts answers before them (`beyond_window`). Only plain integers are correct: an unusual but
+correct answer may be missed, but no incorrect one is accepted.
 """
 
 import dataclasses
@@ -29,8 +27,8 @@ MODES = ("boxed", "last")
 def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
     """u8[V, width]: the bytes of each token in running text, 0 after the end.
 
-    A token of more than `width` bytes keeps its first ones. If it is more than white space, the
-    last kept byte becomes a letter: a cut can then hide, but not create, an integer or a box.
+    A longer token keeps its first bytes. Unless it is white space, the last of these becomes a
+    letter: a cut can then hide, but not create, an integer or a box.
     """
     table = np.zeros((vocab_size, width), np.uint8)
     special = set(tokenizer.all_special_ids)
@@ -51,7 +49,7 @@ def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """Byte -> character, as byte-level BPE (GPT-2) writes bytes in its vocabulary."""
+    """Byte -> character in the vocabulary of a byte-level BPE (GPT-2)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     odd = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(odd)}
@@ -73,9 +71,8 @@ def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray
         text = str(abs(value))
         if len(text) > digits:
             raise ValueError(f"{answer!r} has {len(text)} digits; there is room for {digits}")
-        rows.append(
-            [-1 if value < 0 else 1, len(text), *map(int, text), *[0] * (digits - len(text))]
-        )
+        padded = map(int, text.ljust(digits, "0"))
+        rows.append([-1 if value < 0 else 1, len(text), *padded])
     return np.asarray(rows, np.int32).reshape(-1, digits + 2)
 
 
@@ -115,8 +112,8 @@ class IntegerMatch:
         found = np.zeros(len(lengths), bool)
         for row in np.flatnonzero(lengths > self.window):
             ids = tokens[row, : lengths[row]]
-            ids = np.where(np.isin(ids, self.end_ids), 0, np.clip(ids, 0, len(self.table) - 1))
-            pieces = self.table[ids] * ~np.isin(tokens[row, : lengths[row]], self.end_ids)[:, None]
+            pieces = self.table[np.clip(ids, 0, len(self.table) - 1)]
+            pieces = pieces * ~np.isin(ids, self.end_ids)[:, None]
             whole, seen = (
                 part[part > 0].tobytes().decode("utf-8", "replace")
                 for part in (pieces, pieces[-self.window :])

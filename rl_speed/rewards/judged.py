@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,6 +35,11 @@ class Judged:
         return np.isin(self.causes, UNGRADED)
 
 
+def counted(lost: Mapping[str, int]) -> str:
+    """Numbers by cause, for people."""
+    return ", ".join(f"{n} ({cause})" for cause, n in lost.items())
+
+
 class RewardError(RuntimeError):
     """A verifier or a reward function fails on every response: training would go on with zeros."""
 
@@ -49,11 +54,7 @@ class FailureWatch:
         self._prompts: dict[str, set[Hashable]] = {}
 
     def see(self, name: str, failed: np.ndarray, prompts: Sequence[Hashable], message: str) -> None:
-        """Records one call.
-
-        Args:
-          name: the field and the function, for errors. failed: bool[R], from `Judged`.
-          prompts: the prompt of each response. message: why the latest one failed.
+        """Records one call: `failed` bool[R] and `message` are from `Judged`, `name` is for errors.
 
         Raises:
           RewardError: all responses failed, in this call and since the last value: `MANY` or more,

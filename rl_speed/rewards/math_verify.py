@@ -1,8 +1,8 @@
 """Mathematical equality of a response's answer and the gold answer, by the Math-Verify library.
 
-The library runs in the killable workers of `rl_speed.rewards.pool`. Its own time limits are off:
-they are signals, which work only on the main thread. Only the workers import it, through
-`rl_speed.rewards.grading`.
+The library runs in the killable workers of `rl_speed.rewards.pool`; only they import it, through
+`rl_speed.rewards.grading`. Its own time limits are off: they are signals, which work only on the
+main thread.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.rewards.judged import Judged
+from rl_speed.rewards.judged import Judged, counted
 from rl_speed.rewards.pool import UNGRADED, WorkerPool
 
 MODES = ("boxed", "free")
@@ -23,8 +23,8 @@ class MathVerifier:
     r"""Scores responses against gold answers: 1 if they are mathematically equal, else 0.
 
     A context manager; `score` may be called from any thread. Workers start at the first call (or at
-    `start()`) and stay warm between calls. A worker is restarted when an item hangs, crashes or
-    exhausts memory, which affects only that item.
+    `start()`). One is restarted when an item hangs, crashes or exhausts memory, which affects only
+    that item.
 
     Modes:
       "boxed": the answer is the response's last box, \boxed{...} or \boxed 7. Adjacent boxes, as in
@@ -32,21 +32,17 @@ class MathVerifier:
         incorrect.
       "free": searches the whole text as the library does: "final answer is", a box, "answer:", then
         the last LaTeX or plain number, extended to its whole expression. It is generous, for
-        evaluating models that were not told to box. Often a response without an answer gets its
-        last number.
+        evaluating models that were not told to box.
 
     Gold answer and answer are normalized (`rl_speed.answers`), and read completely or not at all.
-    Text that the parser would read only in part is refused, or matched word for word.
-
     Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in dollars, in a box, or a text that
     contains one of these. A gold answer that cannot be parsed is matched word for word; it is
     logged once, and its items are counted as "gold_unparsable".
 
     Attributes:
-      counts: Counter of items by cause since the verifier was made: those of `WorkerPool`, and
-        "no_answer" (nothing to compare), "unread" (the answer cannot be read completely) and
-        "gold_unparsable".
-      last_message: the latest detail for each cause.
+      counts: Counter of items by cause: those of `WorkerPool`, "no_answer" (nothing to compare),
+        "unread" (the answer cannot be read completely) and "gold_unparsable".
+      last_message: as of `WorkerPool`.
       unparsable_golds: the distinct gold answers that could not be parsed.
 
     The library answers "not equal" on errors inside SymPy, out of memory included. "exception" and
@@ -70,11 +66,8 @@ class MathVerifier:
     ):
         """Args:
         workers: processes. One scores about 500 plain numbers a second, or 25 to 50 points, sets or
-          polynomials; several times as many if the samples of a prompt end in the same few boxes
-          (`experiments/bench.py scoring`).
-        timeout_s, stall_s: seconds of processor time for one item, with parsing, and the wall-clock
-          limit, as in `WorkerPool`.
-        mode: "boxed" or "free", see above.
+          polynomials (`experiments/bench.py scoring`).
+        timeout_s, stall_s: as in `WorkerPool`, for one item with its parsing.
         float_rounding: decimals for comparing a decimal number, and one more than its compared
           digits; numbers without decimals are compared exactly.
         strict: variables keep their names: f(x) is not f(y), and a set is not a tuple.
@@ -122,8 +115,8 @@ class MathVerifier:
     def score(self, responses: list[str], golds: list[str]) -> np.ndarray:
         """Returns the rewards, 0 or 1, in order: f32[R].
 
-        Raises ValueError on lists of different length, TypeError on anything but strings, and
-        RuntimeError if workers cannot start (for example without math-verify).
+        Raises ValueError for lists of different length, TypeError for anything but strings, and
+        RuntimeError if workers cannot start.
         """
         return self.score_detailed(responses, golds)[0]
 
@@ -142,9 +135,7 @@ class MathVerifier:
         )
         if lost := {c: causes.count(c) for c in UNGRADED if c in causes}:
             _log.warning(
-                "%s of %d responses could not be graded and earn 0",
-                ", ".join(f"{n} ({c})" for c, n in lost.items()),
-                len(responses),
+                "%s of %d responses could not be graded and earn 0", counted(lost), len(responses)
             )
         unparsable = {gold for gold, cause in zip(golds, causes) if cause == "gold_unparsable"}
         for gold in sorted(unparsable - self.unparsable_golds):

@@ -1,17 +1,14 @@
 """A pool of killable worker processes for scoring functions that may hang, crash or use up memory.
 
-Model output contains expressions on which a grader never returns. Some hang in C code that no
-signal interrupts, and time limits by signals work only on the main thread (methods.md, section 6).
-Here every item runs in a process that the parent can kill. A failure costs only that item its
-reward, and is counted by cause.
+Some expressions keep a grader in C code that no signal interrupts, and time limits by signals work
+only on the main thread (methods.md, section 6). Here every item runs in a process that the parent
+can kill. A failure costs only that item its reward, and is counted by cause.
 
-An item's result must not depend on the machine's load, so its limit is *processor* time. The worker
-measures it and replies. If there is no reply, the parent reads the processor clocks of the worker's
-whole session, which C code, blocked signals and child processes cannot escape, and kills the
-session. A sleeping item uses no processor time: a wall-clock limit, several times as long, ends it.
-Waiting for a processor is not sleep. An item that was not at fault (its worker was killed from
-outside, the host was suspended, or processes of an earlier item used its time) runs once more,
-alone, and that result counts.
+An item's limit is *processor* time, so that its result does not depend on the machine's load. The
+worker measures it and replies. If there is no reply, the parent reads the processor clocks of the
+worker's whole session, children included, and kills the session. A wall-clock limit ends a sleeping
+item; waiting for a processor is not sleep. An item that was not at fault runs once more, alone, and
+that result counts.
 
 Workers are started as `python worker.py`. They are not forked (a JAX process must not fork), and
 multiprocessing's spawn is not used (it runs the caller's main module again, with JAX).
@@ -76,21 +73,17 @@ class WorkerPool:
     """Scores items in worker processes: `with WorkerPool("module:function", 4, 5.0) as pool`.
 
     The workers import the function, with the caller's `sys.path` and working directory. It takes an
-    item's fields as arguments. It returns a number, (number, cause) to count the item under its own
-    cause, or (number, cause, message) with a text for `replies`. All values are picklable builtins.
-    Its module should not import JAX. It should have no side effects: an item may run more than
-    once.
-
-    A call may come from any thread; calls from several threads take turns.
+    item's fields as arguments, and returns a number, (number, cause) to count the item under its
+    own cause, or (number, cause, message) with a text for `replies`. All values are picklable
+    builtins. An item may run more than once. Calls from several threads take turns.
 
     Attributes:
-      counts: Counter of items by cause since the pool was made. "ok"; "timeout" (more processor
-        time than the limit); "stalled" (slept longer than the wall-clock limit); "crash" (the
-        worker died); "memory" (MemoryError under the limit); "exception" (anything else raised, or
-        a value that is not finite); and the function's own causes. All but "ok" and the function's
-        own score 0. "retried" is no cause: it counts items that ran once more, alone, because they
-        may not have been at fault.
-      last_message: the latest detail for each cause, such as the exception's text.
+      counts: Counter of items by cause. "ok"; "timeout" (more processor time than the limit);
+        "stalled" (slept longer than the wall-clock limit); "crash" (the worker died); "memory"
+        (MemoryError under the limit); "exception" (anything else raised, or a value that is not
+        finite); and the function's own causes. All but "ok" and the function's own score 0.
+        "retried" is no cause: it counts items that ran once more, alone.
+      last_message: the latest detail for each cause.
     """
 
     def __init__(
@@ -109,18 +102,14 @@ class WorkerPool:
         """Starts no workers yet: they start at the first call, or at `start()`.
 
         Args:
-          function: "module:function".
-          workers: the number of processes, at least 1.
           timeout_s: seconds of processor time for one item and the processes it starts.
           stall_s: wall-clock seconds for which one item may sleep, neither computing nor waiting
-            for a processor; None: `STALL_FACTOR` times `timeout_s`. Set it if the function waits,
-            such as for a server.
+            for a processor; None: `STALL_FACTOR` times `timeout_s`.
           memory_limit_mb: address space of one worker (RLIMIT_AS) in MiB; None: no limit.
           recycle_after: a worker is replaced after this many items; None: never.
           start_timeout_s: seconds of processor time for a worker to import the function and run
             `warm_up` (and `STALL_FACTOR` times as many asleep).
-          warm_up: ("module:function", arguments) that each worker calls once at its start, outside
-            any item's time.
+          warm_up: ("module:function", arguments) that each worker calls once at its start.
           rehearsal: an item that each worker runs at its start, so no item pays for the function's
             first-call compilation and imports. None: later workers replay the first item that
             succeeds. Until then the first item of one worker at a time may use `start_timeout_s`
@@ -173,7 +162,6 @@ class WorkerPool:
     def start(self):
         """Starts all workers now and returns at once, so that the first call finds them warm."""
         with self._lock:
-            self._require_open()
             self._wanted = self._size
             self._fill()
 
@@ -198,7 +186,6 @@ class WorkerPool:
     def replies(self, items) -> tuple[np.ndarray, list[str], list[str]]:
         """`score_detailed` with each item's message: the function's own, or why it failed."""
         with self._lock:
-            self._require_open()
             call = _Call(list(items))
             self._wanted = max(self._wanted, min(self._size, len(call.items)))
             try:
@@ -226,9 +213,7 @@ class WorkerPool:
         self._record(call, index, 0.0, cause, message)
 
     def _excuse(self, call, index, cause, message):
-        """Handles a failure that may not be the item's fault: it runs once more, alone, unless it
-        already did.
-        """
+        """Runs an item that may not be at fault once more, alone, unless it already did."""
         if index in call.excused:
             self._fail(call, index, cause, message)
         else:
@@ -236,11 +221,9 @@ class WorkerPool:
             call.again.append(index)
             self.counts["retried"] += 1
 
-    def _require_open(self):
+    def _fill(self):
         if self._closed:
             raise RuntimeError("this pool is closed")
-
-    def _fill(self):
         while len(self._workers) < self._wanted:
             self._workers.append(self._start_worker())
 
@@ -309,9 +292,7 @@ class WorkerPool:
                 worker.item = queue.popleft()
 
     def _rehearse(self, worker):
-        """Makes a worker that started before any item succeeded replay one that did, as later
-        workers do at their start.
-        """
+        """Makes a worker that started before any item succeeded replay one that did."""
         limit = self._start_timeout_s
         worker.ready = False
         worker.limit_s = limit
@@ -369,17 +350,12 @@ class WorkerPool:
             return
         index = worker.item
         haunted = worker.haunted
-        said = (
-            (
-                f"killed after {used.processor_s:.3g} s of processor time; the limit is "
-                f"{worker.limit_s:g} s"
-            )
-            if over
-            else (
-                f"killed after {wall:.3g} s, of which it used the processor for "
-                f"{max(0.0, used.processor_s):.2g} s"
-            )
-        )
+        if over:
+            said = f"{used.processor_s:.3g} s of processor time; the limit is {worker.limit_s:g} s"
+        else:
+            busy = max(0.0, used.processor_s)
+            said = f"{wall:.3g} s, of which it used the processor for {busy:.2g} s"
+        said = f"killed after {said}"
         if index is None:
             self._lost_idle(worker, f"not ready: {said}")
             return
@@ -457,9 +433,7 @@ class WorkerPool:
         self._record(call, index, value, cause, detail)
 
     def _lost_idle(self, worker, why=""):
-        """Handles the death of a worker without an item: once is harmless, several in a row are an
-        error.
-        """
+        """Handles the death of a worker without an item; several in a row are an error."""
         code = self._discard(worker)
         self._known_good = None  # the replayed item may have ended it
         self._failed_starts += 1

@@ -1,8 +1,8 @@
 """Rewards of samples, for any verifier.
 
-`Verifier` is the interface of text verifiers: math-verify and users' functions. `TextScorer` calls
-one on the host, `TextJudge` from the compiled loop. A JAX verifier runs in the loop, and with
-`JaxScorer` on the host. `RewardScorer` adds the other parts of the reward.
+`TextScorer` calls a `Verifier` of text on the host, `TextJudge` from the compiled loop. A JAX
+verifier runs in the loop, and with `JaxScorer` on the host. `RewardScorer` adds the other parts of
+the reward.
 """
 
 import json
@@ -25,31 +25,9 @@ from rl_speed.rewards.custom import parse_extra
 from rl_speed.rewards.judged import FailureWatch, Judged
 from rl_speed.sampling.adaptive import Verify
 
-
-class Prompt(Protocol):
-    """The fields of a prompt used here; `rl_speed.data.Prompt` has them."""
-
-    id: str
-    text: str
-    answer: str
-    answer_tokens: np.ndarray
-    meta: dict[str, Any]
-
-
-class Rollouts(Protocol):
-    """The fields of samples used here: prompts, owner i32[R] (each sample's index among them),
-    tokens i32[R, T], lengths i32[R], nonfinite bool[R]. `rl_speed.data.Rollouts` has them.
-    """
-
-    prompts: Sequence[Prompt]
-    owner: np.ndarray
-    tokens: np.ndarray
-    lengths: np.ndarray
-    nonfinite: np.ndarray
-
-
-# Keys of the state, beside causes, for the counts of extra rewards and the sums of an unfinished
-# step. No cause has a space.
+# `rl_speed.data.Prompt` and `rl_speed.data.Rollouts`: that room comes after this one.
+Prompt = Any
+Rollouts = Any
 # Prefix of a part's name: the scores under it hold the responses for which the part failed.
 _FAILED = "failed "
 
@@ -77,17 +55,9 @@ def ended_rows(tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int
 
 
 def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens i32[P, capacity], lengths i32[P]) of the answers, for `ExactMatch`.
-
-    Raises ValueError for an answer that is empty or too long.
-    """
-    for prompt in prompts:
-        if not 1 <= len(prompt.answer_tokens) <= capacity:
-            raise ValueError(
-                f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the "
-                f"exact verifier takes 1 to {capacity}"
-            )
-    return pad_answers([p.answer_tokens for p in prompts], capacity)
+    """`pad_answers` of prompts, whose ids its error names."""
+    names = [f"prompt {p.id!r}" for p in prompts]
+    return pad_answers([p.answer_tokens for p in prompts], capacity, names)
 
 
 def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
@@ -95,15 +65,13 @@ def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
 
     Raises ValueError with the prompt whose answer is no integer.
     """
-    try:
-        return encode_answers([p.answer for p in prompts])
-    except ValueError as error:
-        for prompt in prompts:
-            try:
-                encode_answers([prompt.answer])
-            except ValueError:
-                raise ValueError(f"prompt {prompt.id!r}: {error}") from None
-        raise
+    rows = [encode_answers([])]
+    for prompt in prompts:
+        try:
+            rows.append(encode_answers([prompt.answer]))
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+    return np.concatenate(rows)
 
 
 class Verifier(Protocol):
@@ -173,22 +141,19 @@ class TextScorer:
         self._end = tuple(end_tokens)
         self.verifier = verifier
 
-    def __call__(self, rollouts: Rollouts, texts: list[str] | None = None) -> np.ndarray:
-        """f32[R]. `texts`: the responses, if they are already decoded."""
-        return self.detailed(rollouts, texts).values
+    def __call__(self, rollouts: Rollouts) -> np.ndarray:
+        """f32[R]."""
+        return self.detailed(rollouts).values
 
     def detailed(self, rollouts: Rollouts, texts: list[str] | None = None) -> Judged:
-        """Values with their causes, and the verifier's other numbers."""
+        """Values with causes and other numbers. `texts`: the responses, if already decoded."""
         texts = decode_responses(self._tokenizer, rollouts, self._end) if texts is None else texts
         return self.verifier.judge(known_samples(rollouts, texts, self._end))
 
 
 class TextJudge:
     """A `Verifier` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] from
-    `encode`) -> f32[n].
-
-    The prompt's fields come with the sample, so there is no state to save. The verifier owns the
-    workers and their counts.
+    `encode`) -> f32[n]. The prompt's fields come with the sample, so there is no state to save.
     """
 
     def __init__(
@@ -201,13 +166,10 @@ class TextJudge:
         self._watch = FailureWatch()
 
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        known = [
-            dict(zip(self._verifier.fields, json.loads(row.tobytes().rstrip(b"\0"))))
-            for row in answer
-        ]
+        about = [row.tobytes().rstrip(b"\0") for row in answer]
+        known = [dict(zip(self._verifier.fields, json.loads(text))) for text in about]
         texts = decode_rows(self._tokenizer, tokens, lengths, self._end)
         judged = self._verifier.judge(samples_of(known, texts, tokens, lengths, self._end))
-        about = [row.tobytes() for row in answer]
         self._watch.see(self._name, judged.failed, about, judged.message)
         return judged.values
 
@@ -217,10 +179,9 @@ class TextJudge:
         Raises ValueError with the prompt whose `meta` is no JSON.
         """
         known = known_fields(prompt)
+        fields = [known[name] for name in self._verifier.fields]
         try:
-            return json.dumps(
-                [known[name] for name in self._verifier.fields], ensure_ascii=False
-            ).encode("utf-8")
+            return json.dumps(fields, ensure_ascii=False).encode("utf-8")
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"prompt {prompt.id!r}: what the data has beside question and answer cannot be "
@@ -254,9 +215,8 @@ class JaxScorer:
         each. block: samples per call.
 
     Attributes:
-      verifier: counts for a verifier that reads only a window of a response (`IntegerMatch`):
-        "beyond_window" for an incorrect response with an answer before the window, else "ok".
-        Otherwise None.
+      verifier: counts of a verifier that reads only a window of a response (`IntegerMatch`):
+        "beyond_window" or "ok"; otherwise None.
     """
 
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
@@ -266,26 +226,19 @@ class JaxScorer:
         self._beyond = getattr(verify, "beyond_window", None)
         self.verifier = None if self._beyond is None else _Counted()
 
-    def __call__(self, rollouts: Rollouts, texts: Sequence[str] | None = None) -> np.ndarray:
-        """f32[R]. `texts` is unused; verifiers of text need it."""
+    def __call__(self, rollouts: Rollouts) -> np.ndarray:
+        """f32[R]."""
         answers = jax.tree.map(lambda x: x[rollouts.owner], self._encode(rollouts.prompts))
+        arrays = (rollouts.tokens, rollouts.lengths, answers)
         count = len(rollouts.lengths)
         correct = [np.zeros((0,), np.float32)]
         for first in range(0, count, self._block):
-            rows = slice(first, first + self._block)
 
             def fill(x):
-                return np.pad(
-                    x[rows], ((0, max(0, first + self._block - count)),) + ((0, 0),) * (x.ndim - 1)
-                )
+                part = x[first : first + self._block]
+                return np.pad(part, ((0, self._block - len(part)),) + ((0, 0),) * (part.ndim - 1))
 
-            correct.append(
-                np.asarray(
-                    self._verify(
-                        fill(rollouts.tokens), fill(rollouts.lengths), jax.tree.map(fill, answers)
-                    )
-                )
-            )
+            correct.append(np.asarray(self._verify(*jax.tree.map(fill, arrays))))
         values = np.concatenate(correct)[:count]
         if self.verifier is not None:
             beyond = int(self.beyond_window(rollouts, values).sum())
@@ -310,34 +263,19 @@ class _Counted:
     def close(self) -> None: ...
 
 
-class Hosts(Protocol):
-    """Processes that share the scoring: this is process `index` of `count`. `gather` returns the
-    values of all, by index. `rl_speed.runtime.hosts.Hosts` is one.
-    """
-
-    index: int
-    count: int
-
-    def gather(self, value: Any, what: str) -> list[Any]: ...
-
-
 class RewardScorer:
     """Computes correctness and the training reward, for the driver.
 
     The reward is a sum of parts with weights: accuracy, format and language rewards (Bae et al.,
-    arXiv 2504.03380; with weights of 1 it is in [0, 3]), DAPO's overlong penalty, and users'
-    functions, each if configured. Accuracy alone decides what is correct, and all filters use that.
-    A response that ended with non-finite logits is incorrect and gets 0.
-
-    Several processes share the work: each decodes and scores the samples of every `count`th prompt
-    in its own worker processes, and all get all results.
+    arXiv 2504.03380), DAPO's overlong penalty, and users' functions, each if configured. Accuracy
+    alone decides what is correct. A response that ended with non-finite logits is incorrect and
+    gets 0. Of several processes each scores the samples of every `count`th prompt, and all get all
+    results.
 
     Args:
-      verify: (rollouts, their texts or None) -> accuracy f32[R]. config: the section
-        `config.reward`.
-      max_new: the length limit of a response, in tokens.
-      tokenizer, end_tokens: for decoding, once for all parts that read text. functions: those of
-        `config.extra`, in order. hosts: processes that share the scoring; None: only this one.
+      config: the section `config.reward`. max_new: the length limit of a response, in tokens.
+      functions: those of `config.extra`, in order. hosts: the processes that share the scoring
+        (`rl_speed.runtime.hosts.Hosts`); None: only this one.
     """
 
     def __init__(
@@ -348,7 +286,7 @@ class RewardScorer:
         tokenizer: Any,
         end_tokens: Sequence[int],
         functions: FunctionRewards | None = None,
-        hosts: Hosts | None = None,
+        hosts: Any = None,
     ):
         self.verify = verify
         self._config = config
@@ -367,10 +305,8 @@ class RewardScorer:
         self._watch = FailureWatch()
 
     def try_out(self, prompt: Prompt, held_out: Sequence[Prompt] = ()) -> None:
-        """Calls users' functions for a made-up response to the prompt; a verifier function also for
-        one to each of `held_out`.
-
-        Raises ValueError with field and function if one gives no value.
+        """Calls users' functions for a made-up response to the prompt; a verifier also for one to
+        each of `held_out`. Raises ValueError with field and function if one gives no value.
         """
         for name, workers in self._workers().items():
             if not isinstance(workers, FunctionRewards):
@@ -456,12 +392,13 @@ class RewardScorer:
     def _weights(self) -> dict[str, float]:
         """Weight of each possible part, by name."""
         c = self._config
+        extra = {extra.name: extra.weight for extra in self._extra}
         return {
             "accuracy": c.accuracy_weight,
             "format": c.format_weight,
             "language": c.language_weight,
             "overlong": 1.0,
-            **{extra.name: extra.weight for extra in self._extra},
+            **extra,
         }
 
     def _judged(self, name: str, judged: Judged) -> Iterator[tuple[str, np.ndarray]]:
@@ -478,7 +415,7 @@ class RewardScorer:
         if isinstance(self.verify, TextScorer):
             yield from self._judged("accuracy", self.verify.detailed(rollouts, texts))
         else:
-            yield "accuracy", self.verify(rollouts, texts)
+            yield "accuracy", self.verify(rollouts)
 
     def _parts(self, rollouts: Rollouts) -> Iterator[tuple[str, np.ndarray]]:
         """(name, reward f32[R]) of each part, accuracy first. Text verifiers and functions also
@@ -491,30 +428,22 @@ class RewardScorer:
         if c.format_weight > 0:
             opened = [c.think_open + text for text in texts] if c.think_in_prompt else texts
             ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
-            yield (
-                "format",
-                format_reward(opened, ended, think_open=c.think_open, think_close=c.think_close),
-            )
+            tags = {"think_open": c.think_open, "think_close": c.think_close}
+            yield "format", format_reward(opened, ended, **tags)
         if c.language_weight > 0:
             yield "language", language_reward(texts)
         if c.overlong_buffer > 0:
-            yield (
-                "overlong",
-                np.asarray(
-                    overlong_penalty(
-                        rollouts.lengths, self._max_new, c.overlong_buffer, c.overlong_factor
-                    )
-                ),
-            )
+            limits = (self._max_new, c.overlong_buffer, c.overlong_factor)
+            yield "overlong", np.asarray(overlong_penalty(rollouts.lengths, *limits))
         if self._functions is not None:
             values = self._functions.evaluate(known_samples(rollouts, texts, self._end))
             for extra, judged in zip(self._extra, values, strict=True):
                 yield from self._judged(extra.name, judged)
 
     def take_parts(self) -> dict[str, float]:
-        """Means of the reward's parts, unweighted, with accuracy, over the responses scored since
-        the last call (the step's, rejected prompts included). Also means of functions' other
-        numbers, over the responses that have them. Empty if nothing was scored.
+        """Means of the reward's parts, unweighted, over the responses scored since the last call
+        (rejected prompts included), and of functions' other numbers, over the responses that have
+        them. Empty if nothing was scored.
         """
         means = {
             f"reward/{name}": total / self._scored
@@ -547,10 +476,7 @@ class RewardScorer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, which continue in a resumed run, and the sums of a step stopped before
-        `take_parts`.
-        """
-
+        """The counts, and the sums since `take_parts`."""
         return {
             "counts": {
                 name: {cause: int(n) for cause, n in workers.counts.items()}
@@ -560,7 +486,7 @@ class RewardScorer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the counts from a saved state."""
+        """Continues the counts from a saved state."""
         for name, workers in self._workers().items():
             # The configuration may have another verifier or other functions by now.
             counts = state["counts"].get(name, {})
@@ -569,6 +495,6 @@ class RewardScorer:
         self._numbers = {name: (total, count) for name, (total, count) in numbers.items()}
 
     def close(self) -> None:
-        """End the processes, if there are any."""
+        """Ends the processes, if there are any."""
         for workers in self._workers().values():
             workers.close()

@@ -24,7 +24,6 @@ class Style:
     """A convention for the parameters of reward functions.
 
     Attributes:
-      label: its name in messages.
       names: parameters with a fixed meaning, and for each a function (sample, chat) -> value.
       marks: a function with one of these parameters follows this convention; (): any of `names`.
       reads: for parameters whose value comes from a row: its column.
@@ -132,10 +131,8 @@ class Signature:
 
     Attributes:
       style: the label of its row of `STYLES`.
-      names: the parameters that it gets.
-      required: those without a default.
-      anything: whether it has **kwargs.
-      asynchronous: whether it is an `async def`.
+      names: the parameters that it gets, of which those in `required` have no default.
+      anything: whether it has **kwargs. asynchronous: whether it is an `async def`.
     """
 
     style: str
@@ -169,9 +166,8 @@ class Signature:
     def arguments(self, sample: Mapping[str, Any], chat: bool) -> dict[str, Any]:
         """Its arguments for one response, by name; for a list function, the element of each list.
 
-        Args:
-          sample: the fields above and, for `completion_ids`, "tokens".
-          chat: whether a prompt without a row is a conversation.
+        `sample` has the fields above and "tokens"; `chat`: a prompt without a row is a
+        conversation.
         """
         style = self.convention
         known: dict[str, Any] = {}

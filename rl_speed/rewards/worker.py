@@ -1,8 +1,7 @@
 """The child process of `rl_speed.rewards.pool`: receives items, calls one function, replies.
 
 The pool runs it as a script and never imports it. Standard library only, so a worker starts fast
-and stays small. Requests and replies use their own socket: the function's prints cannot mix with
-them.
+and stays small. Requests and replies use their own socket, which prints cannot reach.
 
     parent -> worker   (function, sys_path, memory_limit_mb, warm_up)                  once
     worker -> parent   ("ready", "", clocks) or ("failed", traceback, clocks)          once

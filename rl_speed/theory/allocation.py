@@ -18,23 +18,18 @@ def allocate(
     """Integers within [n_min, n_max] that sum to `budget`, in proportion to p_hat^-gamma within the
     bounds.
 
-    If a bound binds, the rest is divided in proportion among the others. Fractions are rounded by
-    largest remainder, ties by order, so every number is within one of its share.
+    Fractions are rounded by largest remainder, ties by order, so every number is within one of its
+    share.
 
     Args:
       p_hat: f[P], estimates of the pass rate in (0, 1]. budget: samples in all. gamma: 1/2 is the
-        paper's hybrid (with weight 1/sqrt(p) left for the objective), 1 as released, 0 uniform.
+        paper's hybrid, 1 as released, 0 uniform.
       n_min, n_max: bounds for one prompt; None is the budget.
       form: "power", or "variance", proportional to sqrt((1 - p) / p), which minimises the variance
-        of the estimated objective E[log p] for a given budget; it ignores `gamma`.
+        of the estimated objective E[log p]; it ignores `gamma`.
 
-    Returns:
-      i64[P].
-
-    Raises:
-      ValueError: an estimate that is 0 (or outside [0, 1]), bounds that cross, or a budget that
-        they cannot meet.
-
+    Returns: i64[P]. Raises ValueError for an estimate outside (0, 1], bounds that cross, or a
+    budget that they cannot meet.
     Source: Reinforce-Ada, section 3.1 and Algorithm 1, "variance" appendix B.1. Bounds and rounding
     are ours.
     """

@@ -21,12 +21,8 @@ def progress(p, n):
     It is negative if the group's noise costs more than its signal gains: below about 1/s - 4
     samples.
 
-    Args:
-      p: pass rates in [0, 1]. n: samples a group, integers of at least 2; both broadcast.
-
-    Returns: f64 of the broadcast shape.
-
-    Raises: ValueError for p outside [0, 1] or n < 2.
+    Both broadcast; n are integers of at least 2. Raises ValueError for other n, or p outside
+    [0, 1].
 
     Source: arXiv 2506.09016, Fact 1 with theorem 3.1's bound.
     """
@@ -56,17 +52,15 @@ class Shares:
 def best_shares(p, cost, budget: float, n_max: int) -> Shares:
     """Divides a budget of tokens so that the sum of `progress` is largest.
 
-    A group's first samples gain nothing: the first useful n is the one with the most progress a
-    token. From there on each prompt's progress is concave, so taking the best slope first, over all
-    prompts, is optimal for the tokens it spends (Everett 1963). The remaining tokens are fewer than
-    one group needs, and go to any prompt that still fits.
+    The first useful n is the one with the most progress a token. From there on each prompt's
+    progress is concave, so taking the best slope first, over all prompts, is optimal for the tokens
+    it spends (Everett 1963). Tokens that remain go to any prompt that still fits.
 
     Args:
       p: pass rates, f[P]. cost: expected tokens of a sample, above 0, [P] or one number. budget:
         tokens. n_max: most samples of one prompt, at least 2.
 
-    Raises: ValueError for invalid rates, costs, budget or n_max; TypeError for an n_max that is not
-    an integer.
+    Raises: ValueError or TypeError for an argument out of these ranges.
     """
     p = _check.probability(p)
     if p.ndim != 1:
@@ -102,6 +96,6 @@ def best_shares(p, cost, budget: float, n_max: int) -> Shares:
         if samples[prompt] + 1 < until and samples[prompt]:
             continue  # a piece before it did not fit
         samples[prompt] = until
-        spent = spent + price
-        gained = gained + slope * price
+        spent += price
+        gained += slope * price
     return Shares(samples, spent, gained, gained if bound is None else bound)

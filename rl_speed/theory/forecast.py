@@ -30,10 +30,7 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
         n_init: 2 to n. power: c, in [0, 1].
 
     Returns: two f64 of the broadcast shape.
-
-    Raises: ValueError for a or b that is not positive, or an n, n_init or power out of range;
-    TypeError for an n or n_init that is not an integer.
-
+    Raises: ValueError or TypeError for an argument out of these ranges.
     Source: ours; with a point as belief it is SPEED's screening.
     """
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))

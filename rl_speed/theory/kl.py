@@ -11,16 +11,9 @@ def kl_optimal(p, beta):
     pi* is proportional to pi_init e^(r/beta), r in {0, 1} with mean p under pi_init. The KL
     measures how far one prompt can move the policy.
 
-    Args:
-      p: pass rate(s) in [0, 1].
-      beta: KL coefficient(s), positive; broadcasts against p.
-
-    Returns: float64; 0 at p in {0, 1}. Accurate to rounding for large beta too
-      (where the printed form cancels) and finite for small beta (where e^(1/beta)
-      overflows).
-
-    Raises: ValueError for p outside [0, 1] or beta <= 0.
-
+    p and beta, the KL coefficient, broadcast. Returns float64; 0 at p in {0, 1}. It is accurate to
+    rounding for large beta too (where the printed form cancels) and finite for small beta (where
+    e^(1/beta) overflows). Raises ValueError for p outside [0, 1] or beta <= 0.
     Source: arXiv 2504.03380 (balanced online difficulty filtering).
     """
     p, t = np.broadcast_arrays(_check.probability(p), 1 / _positive(beta))

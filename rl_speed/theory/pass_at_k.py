@@ -9,16 +9,8 @@ def pass_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.nd
     """Probability that at least one of k samples is correct, estimated from c correct ones among n:
     1 - C(n-c, k) / C(n, k).
 
-    Args:
-      num_correct, num_samples: integer arrays of one shape (or broadcastable), c and n per prompt.
-      k: from 1 to the smallest n.
-
-    Returns:
-      f64, the shape of the inputs. pass@1 is c / n.
-
-    Raises:
-      ValueError: k out of range, or c outside [0, n].
-
+    c and n are integer arrays that broadcast; the result is f64 of that shape. Raises ValueError
+    for k outside 1 to the smallest n, or c outside [0, n].
     Source: Chen et al. (arXiv 2107.03374), equation 1.
     """
     c, n = np.broadcast_arrays(np.asarray(num_correct, np.int64), np.asarray(num_samples, np.int64))

@@ -2,31 +2,9 @@
 computed exactly on policies small enough to enumerate.
 
 The paper claims that starting inside a cached response never makes the gradient noisier, Var |grad
-RPO| <= Var |grad ALL| (Eq. 9), for every policy and cache. `replay_moments` computes both sides:
-the claim holds for some policies and caches and not for others. Its steps:
-
-- (B-1, B-2) Averaged over starts, samples from a start vary less than samples from the prompt. The
-  reward does, if the starts are the policy's own prefixes (law of total variance). But a cache
-  holds prefixes of older policies, chosen by reward. And the gradient is another random variable on
-  each side: its advantage is relative to the pass rate from the start, its score is that of the
-  later tokens. It may vary more even from the policy's own prefixes.
-- (B-3) drops the average over starts. For a rarely solved prompt, the prefix of a correct response
-  leads to pass rates nearer 1/2, where the reward varies most.
-- (B-7) equates the variance of a probability with |grad pi|^2, using "E[pi^2] = mu(pi)^2", which
-  says that there is no variance, and a covariance of the parameters of I. So (B-8), that no start
-  has a longer gradient than the prompt, does not follow.
-- (B-30) takes both gradients to be "of zero mean": then nothing can be learnt.
-
-A group does not average out the variance from its start, which its samples share: `variance(group)`
-falls to `between`, not to 0. The mean is also another gradient: that of the pass rate from the
-starts, with the prefixes taken as given. Training on the prefix too, as in (5), does not change
-that mean (the advantage has mean 0 given the start) and adds variance.
-
-Appendix B claims that a small length-aware shaping lowers the mean squared error of RPO's gradient
-whenever longer responses vary more. `length_aware_error` computes it. The proof takes the squared
-bias to be of second order in alpha. It is of first order, because the estimate is biased without
-shaping (alpha = 0 halves every reward), and (C-9) has the covariance with the wrong sign.
-tests/theory/test_theory_replay.py has policies for which any shaping raises the error.
+RPO| <= Var |grad ALL| (Eq. 9), and that a small length-aware shaping lowers the error of its
+gradient (appendix B). `replay_moments` and `length_aware_error` compute both sides of each; where
+the proofs fail is in this room's README.md.
 """
 
 from collections.abc import Sequence
@@ -63,8 +41,8 @@ def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
     """A policy with separate logits after every prefix.
 
     Args:
-      logits: for each of T tokens f64[V^t, V], a row for each prefix of t tokens. Prefixes and
-        responses are numbers of base V, with the first token as highest digit.
+      logits: for token t of T f64[V^t, V], a row for each prefix. Prefixes and responses are
+        numbers of base V, with the first token as highest digit.
 
     Returns: (probability of each response f64[V^T], scores f64[V^T, T, D]: the gradient of the
     log-prob of each of its tokens; D is the number of logits).
@@ -140,12 +118,7 @@ def replay_moments(
             raise ValueError(f"{name} must have shape {shape}; got {x.shape}.")
         if name != "rewards" and not np.isclose(x.sum(), 1):
             raise ValueError(f"{name} must sum to 1; got {x.sum()!r}.")
-    starts = []
-    means = []
-    squares = []
-    norms = []
-    spreads = []
-    rates = []
+    parts = []
     for k in np.flatnonzero(kept):
         width = vocab ** (length - k)
 
@@ -157,17 +130,18 @@ def replay_moments(
         advantages = by_start(rewards) - rate[:, None]
         of_tokens = scores[:, k if mask_prefix else 0 :].sum(1)
         g = advantages[..., None] * by_start(of_tokens)
-        lengths = np.linalg.norm(g, axis=-1)
-        starts.append(kept[k] * by_start(cache).sum(1))
-        means.append((chance[..., None] * g).sum(1))
-        squares.append((chance * lengths**2).sum(1))
-        norms.append((chance * lengths).sum(1))
-        spreads.append((chance * advantages**2).sum(1))
-        rates.append(rate)
-    weight = np.concatenate(starts)
-    means, squares, norms, spreads, rates = map(
-        np.concatenate, (means, squares, norms, spreads, rates)
-    )
+        norm = np.linalg.norm(g, axis=-1)
+        parts.append(
+            (
+                kept[k] * by_start(cache).sum(1),
+                (chance[..., None] * g).sum(1),
+                (chance * norm**2).sum(1),
+                (chance * norm).sum(1),
+                (chance * advantages**2).sum(1),
+                rate,
+            )
+        )
+    weight, means, squares, norms, spreads, rates = map(np.concatenate, zip(*parts))
     mean = weight @ means
     of_means = np.sum(means**2, -1)
     return GradientMoments(
@@ -203,10 +177,9 @@ def length_aware_error(
     shaping, clipping and truncation: policy, E[(r - E r) grad log pi / length].
 
     Args:
-      policy: f64[K], probabilities. rewards: f64[K]. lengths: f64[K], tokens, positive. alpha: 0 or
-        more, per token; 0 halves every reward. behaviour: f64[K], positive; None: the policy
-        ("ALL", without truncation). c: at least 1. low, high: clipping bounds, none by default, as
-        in the paper's expansion (C-3).
+      policy, rewards: f64[K]. lengths: f64[K], tokens, positive. alpha: 0 or more, per token; 0
+        halves every reward. behaviour: f64[K], positive; None: the policy ("ALL", without
+        truncation). c: at least 1. low, high: clipping bounds, none as in the expansion (C-3).
 
     Raises: ValueError for arguments outside these ranges.
 

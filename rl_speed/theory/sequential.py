@@ -17,9 +17,8 @@ class Exit(NamedTuple):
 
     Attributes:
       n: samples drawn by then, the size of the pool.
-      share: float64[n + 1], for k positives: share of the orders of n samples with k positives in
-        which the prompt is sampled until this round and no further. P(leave here with k) = share[k]
-        C(n, k) p^k (1-p)^(n-k).
+      share: float64[n + 1], of the orders of n samples with k positives in which the prompt leaves
+        now: P(leave here with k) = share[k] C(n, k) p^k (1-p)^(n-k).
       resolved: bool[n + 1], whether k positives satisfy the rule. Unresolved prompts leave only in
         the last round.
     """
@@ -48,8 +47,7 @@ class SequentialCost(NamedTuple):
 
 
 def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Exit]:
-    """The distribution of (pool size, positives) at which a prompt leaves, one `Exit` for each
-    round.
+    """The distribution of (pool size, positives) at which a prompt leaves, an `Exit` a round.
 
     Given the number of positives among n samples, all their orders are equally likely, for any pass
     rate. So the chain runs once on shares of orders, and a pass rate enters only through a binomial
@@ -94,15 +92,7 @@ def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> Seque
     """Cost of drawing m samples a round until k_pos are correct and k_neg wrong, for at most
     `rounds` rounds.
 
-    Args:
-      p: pass rate(s) in [0, 1], any shape. m, rounds, k_pos, k_neg: as in `sequential_exits`.
-
-    Returns:
-      SequentialCost.
-
-    Raises:
-      ValueError: p outside [0, 1], or as `sequential_exits`.
-
+    Arguments and errors: as `sequential_exits`; ValueError for p outside [0, 1].
     Source: Reinforce-Ada, Algorithm 2 and appendix D (Figure 10); the dynamic programme is ours.
     """
     p = _check.probability(p)

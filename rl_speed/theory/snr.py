@@ -13,21 +13,12 @@ from rl_speed.theory import _check
 
 
 def snr_bound(p, n: int):
-    """Upper bound on the SNR of the RLOO gradient from n samples.
+    """Upper bound on the SNR of the RLOO gradient from n samples, float64 of p's shape.
 
-    [ 1/(n p(1-p)) + (n-2)(n-3)/(n(n-1)) - 1 ]^-1.
-
-    The one-logit Bernoulli policy attains it: there g is the sample variance of
-    the n rewards.
-
-    Args:
-      p: pass rate(s) in [0, 1], any shape.
-      n: samples per prompt, at least 2.
-
-    Returns: float64 of p's shape; 0 at p in {0, 1}.
+    [ 1/(n p(1-p)) + (n-2)(n-3)/(n(n-1)) - 1 ]^-1; 0 at p in {0, 1}. The one-logit Bernoulli policy
+    attains it: there g is the sample variance of the n rewards.
 
     Raises: ValueError for p outside [0, 1] or n < 2.
-
     Source: arXiv 2506.09016, theorem 3.1.
     """
     p = _check.probability(p)
@@ -65,20 +56,16 @@ def snr_bound_exact_advantage(p):
 def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
     """Lower bound on E[J(theta + step * g)] - J(theta) for an unbiased gradient estimate g.
 
-    step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)). With both 1, as in the paper, it is
-    |grad J|^2 / 2 (1 - 1 / SNR). It is attained if J is quadratic with that curvature everywhere,
-    and positive only for steps below 2 / (smoothness (1 + 1 / SNR)).
+    step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)); attained if J is quadratic with
+    that curvature everywhere.
 
     Args:
-      gradient_squared: |grad J|^2, any shape, 0 or more. snr: of g, broadcast against it; at 0 the
-        bound is -infinity, or 0 without gradient.
-      step: learning rate, positive. smoothness: bound on the curvature of J, L in
-        |grad J(a) - grad J(b)| <= L |a - b|, positive.
+      gradient_squared: |grad J|^2, 0 or more. snr: of g, broadcast against it; at 0 the bound is
+        -infinity, or 0 without gradient.
+      step: learning rate, positive. smoothness: L in |grad J(a) - grad J(b)| <= L |a - b|,
+        positive.
 
-    Returns: float64.
-
-    Raises: ValueError for a negative square or SNR, or a step or smoothness that is not positive.
-
+    Returns: float64. Raises: ValueError for a number out of range.
     Source: arXiv 2506.09016, fact 1 (step and smoothness 1); the general form is the same lemma.
     """
     squared = np.asarray(gradient_squared, np.float64)
@@ -113,11 +100,9 @@ class SnrEstimate(NamedTuple):
 def empirical_snr(mean_square: float, square_of_mean: float, count: int) -> SnrEstimate:
     """The SNR of a gradient estimate, from norms of several independent ones g_1 ... g_count.
 
-    Only norms are needed, so no gradient is stored: one backward pass for each g_k, and one for
-    their mean. The g_k must estimate the same gradient under one policy: groups of one prompt (for
-    its SNR), or batches (for a batch's). A run does not log it: the rewards of one group do not
-    give the scores that they multiply, and an ordinary step takes one backward pass for groups of
-    different prompts. `snr_bound` of a pass rate needs only rewards.
+    Only norms are needed: one backward pass for each g_k, and one for their mean. The g_k estimate
+    the same gradient under one policy: groups of one prompt (for its SNR), or batches (for a
+    batch's).
 
     Args:
       mean_square: (|g_1|^2 + ... + |g_count|^2) / count. square_of_mean: |g_1 + ... + g_count|^2 /
@@ -125,7 +110,6 @@ def empirical_snr(mean_square: float, square_of_mean: float, count: int) -> SnrE
 
     Raises: ValueError for a count below 2, or unless 0 <= square_of_mean <= mean_square, up to
     rounding.
-
     Source: ours; the sample variance, as in McCandlish et al. (arXiv 1812.06162), appendix A.
     """
     count = _check.count(count, "count", 2)

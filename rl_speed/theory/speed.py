@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rl_speed.theory import _check
-from rl_speed.theory._binomial import pmf
+from rl_speed.theory._binomial import coefficients, pmf
 
 
 def acceptance(p, n_init: int, low=0, high=1):
@@ -27,23 +27,23 @@ def acceptance(p, n_init: int, low=0, high=1):
     p = _check.probability(p)
     n_init = _check.count(n_init, "n_init", 1)
     # A sum of positive terms is exact for tiny p^n; 1 - p^n - q^n is not.
-    accepted = pmf(p, n_init)[..., _accepted_counts(n_init, low, high)]
+    accepted = pmf(p, n_init)[..., _accepted(n_init, low, high)]
     return np.minimum(accepted.sum(-1), 1.0)[()]
 
 
 def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
     """Phi'(p): SPEED's expected RLOO gradient per *screened* prompt is Phi'(p) grad p.
 
-    At the default thresholds
+    It is the mean over K - 1 ~ Bin(N - 2, p) of the share of orders of K positives among N samples
+    that are accepted. At the default thresholds
       1 - (n_cont/N) (p^n_init + q^n_init)
-        - n_init n_cont / (N (N-1)) (p q^(n_init-1) + q p^(n_init-1)),  q = 1 - p,
-    elsewhere the finite sum over accepted counts. Divide by the mean acceptance for the gradient
-    per *trained* group, as in a batch of fixed size.
+        - n_init n_cont / (N (N-1)) (p q^(n_init-1) + q p^(n_init-1)),  q = 1 - p.
+    Divide by the mean acceptance for the gradient per *trained* group, as in a batch of fixed size.
 
-    Derivation. With leave-one-out advantages A_i and K positives of N,
-    sum_i A_i = 0 and sum_i A_i r_i / N = K (N-K) / (N (N-1)) = s^2, the sample
-    variance. Given r_i the expected score is grad p (r_i - p) / (p q), so
-    E[1{accepted} g] = grad p / (p q) E[1{accepted} s^2].
+    Derivation. With leave-one-out advantages A_i and K positives of N, sum_i A_i = 0 and
+    sum_i A_i r_i / N = K (N-K) / (N (N-1)) = s^2, the sample variance. Given r_i the expected score
+    is grad p (r_i - p) / (p q), so E[1{accepted} g] = grad p / (p q) E[1{accepted} s^2]; and
+    C(N, K) s^2 = C(N - 2, K - 1).
 
     Args:
       p: pass rate(s) in [0, 1], any shape; the ends are limits.
@@ -57,25 +57,8 @@ def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
         the defaults), or an argument is out of range.
     """
     p = _check.probability(p)
-    n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-    n = n_init + n_cont
-    q = 1 - p
-    if _default_thresholds(counts, n_init):
-        ends = p**n_init + q**n_init
-        near_ends = p * q ** (n_init - 1) + q * p ** (n_init - 1)
-        return (1 - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]
-    total = np.zeros_like(p)
-    for k in counts:
-        # comb(n_init, k) p^k q^(n_init-k) E[(k+m)(n-k-m)] / (p q), m ~ Bin(n_cont, p), with p q
-        # cancelled by hand so that p = 0 and p = 1 are ordinary points.
-        if k == 0:
-            total += q ** (n_init - 1) * n_cont * (n - 1 - (n_cont - 1) * p)
-        elif k == n_init:
-            total += p ** (n_init - 1) * n_cont * (n - 1 - (n_cont - 1) * q)
-        else:
-            pairs = k * (n - k) + n_cont * p * (n - 2 * k) - n_cont * p * (q + n_cont * p)
-            total += math.comb(n_init, k) * p ** (k - 1) * q ** (n_init - k - 1) * pairs
-    return (total / (n * (n - 1)))[()]
+    shares = _shares(n_init, n_cont, low, high)
+    return (pmf(p, len(shares) - 3) @ shares[1:-1])[()]
 
 
 def phi(p, n_init: int, n_cont: int, low=0, high=1):
@@ -85,23 +68,14 @@ def phi(p, n_init: int, n_cont: int, low=0, high=1):
     thresholds. Arguments and errors: as `phi_prime`.
     """
     p = _check.probability(p)
-    n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-    n = n_init + n_cont
-    q = 1 - p
-    if _default_thresholds(counts, n_init):
-        up = p ** (n_init + 1)
-        down = 1 - q ** (n_init + 1)
-        ends = (up + down) / (n_init + 1)
-        near_ends = (1 - q**n_init + p**n_init) / n_init - ends
-        return (p - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]
-    # Phi' is a polynomial of degree n_init: this quadrature is exact.
-    nodes, weights = np.polynomial.legendre.leggauss(n_init // 2 + 1)
-    points = p[..., None] * (nodes + 1) / 2
-    return (p / 2 * (phi_prime(points, n_init, n_cont, low, high) @ weights))[()]
+    shares = _shares(n_init, n_cont, low, high)
+    shares[0] = 0
+    # The integral of a Bernstein polynomial is the sum of those of one degree more above it.
+    return (pmf(p, len(shares) - 2) @ np.cumsum(shares[:-1]) / (len(shares) - 2))[()]
 
 
 class Moments(NamedTuple):
-    """Per screened prompt, each float64 of p's shape. See `group_moments`."""
+    """Result of `group_moments`, each float64 of p's shape."""
 
     acceptance: np.ndarray
     signal: np.ndarray
@@ -111,8 +85,8 @@ class Moments(NamedTuple):
 def group_moments(p, n_init: int, n_cont: int, low=0, high=1) -> Moments:
     """Moments of a group's RLOO gradient g on the one-logit Bernoulli policy.
 
-    There p = sigmoid(theta), a sample's score is r - p, and g is the sample
-    variance s^2 = K (N-K) / (N (N-1)) of the group's N rewards.
+    There p = sigmoid(theta), a sample's score is r - p, and g is the sample variance s^2 of the
+    group's rewards.
 
     Returns:
       acceptance     P(accepted)
@@ -123,25 +97,17 @@ def group_moments(p, n_init: int, n_cont: int, low=0, high=1) -> Moments:
     Arguments and errors: as `phi_prime`.
     """
     p = _check.probability(p)
-    n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-    n = n_init + n_cont
-    positives = np.asarray(counts)[:, None] + np.arange(n_cont + 1)
+    shares = _shares(n_init, n_cont, low, high)
+    n = len(shares) - 1
+    positives = np.arange(n + 1)
     g = positives * (n - positives) / (n * (n - 1))
-    screened = pmf(p, n_init)[..., counts]
-    continued = pmf(p, n_cont)
-
-    def expect(values):
-        return np.sum(screened * (continued @ values.T), axis=-1)[()]
-
-    return Moments(np.minimum(screened.sum(-1), 1.0)[()], expect(g), expect(g**2))
+    accepted = pmf(p, n) * shares
+    return Moments(np.minimum(accepted.sum(-1), 1.0)[()], (accepted @ g)[()], (accepted @ g**2)[()])
 
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Expected cost and gain of a method, per group it trains on.
-
-    `expected_speedup` returns it and defines the fields.
-    """
+    """Expected cost and gain of a method per group it trains on; fields: `expected_speedup`."""
 
     acceptance: float
     samples_per_group: float
@@ -159,17 +125,15 @@ def expected_speedup(
     """Compares SPEED with uniform and dynamic sampling on a histogram of pass rates.
 
     Args:
-      pass_rates: pass rate of each prompt, [P]. Taken as exact: rates measured
-        from few samples put too many prompts at 0 and 1 and understate what
-        screening accepts (at m samples, E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p)).
+      pass_rates: exact pass rate of each prompt, [P]. Rates measured from m samples understate what
+        screening accepts: E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p).
       n_init, n_cont, low, high: SPEED's, as in `phi_prime`.
       weights: how often each prompt is drawn [P], any positive scale; None: equally.
       n: samples per prompt of the two baselines; None: n_init + n_cont.
 
     Returns: {"uniform", "dapo", "speed"} -> Expectation. Uniform trains on every
-      group, constant ones included. "dapo" is its dynamic sampling of n samples
-      (redraw until not all rewards are equal) alone, with RLOO's advantage and
-      without clipping. Fields, with E over prompts and a = E[accepted]:
+      group, constant ones included. "dapo" is its dynamic sampling alone, with
+      RLOO's advantage and without clipping. Fields, with E over prompts and a = E[accepted]:
         acceptance         a
         samples_per_group  n_init / a + n_cont; n / a; n
         signal             S = E[Phi' p(1-p)] / a: expected gradient of a trained
@@ -182,28 +146,7 @@ def expected_speedup(
         adam_wide          sqrt(S (N-1)) / the same of uniform
         samples            samples_per_group ratio; progress per generated sample
                            is any of the three divided by it
-
-    Derivation. Give each prompt its own logit theta_x and draw B prompts of many.
-    A trained group moves only its own coordinate, by g = s^2, so the batch
-    gradient G = (1/B) sum_b g_b e_(x_b) has
-      total drift     sum_x E[G_x] = S
-      mean square     E|G|^2 = M / B, as different prompts are orthogonal.
-    Progress is the total logit gained. Plain SGD gains lr S. An optimizer that
-    divides by the gradient's root mean square (global-norm clipping that always
-    binds; Adam where each parameter serves many prompts, so that its second-moment
-    estimate is an average over them) gains lr S / sqrt(M / B). This is the
-    noise-dominated regime: |E G|^2 = O(1/P) is far below M / B when prompts are
-    many. M is correct here, not a variance: most of the noise is which prompts
-    are drawn.
-
-    A one-dimensional score makes g nearly deterministic near p = 1/2; a language
-    model's score z is not like that: it has many dimensions and those of two
-    samples are nearly orthogonal. Then |g|^2 = (1/N^2) sum_i A_i^2 |z_i|^2
-    = s^2 |z|^2 / (N-1), linear in s^2, so M is proportional to S / (N-1) and
-    S / sqrt M to sqrt(S (N-1)): `adam_wide`. For equal N it is the square root of
-    `sgd`. In the opposite limit of no noise Adam moves the same distance whatever
-    the gradient's size, and every ratio is 1: gains per step exist only to the
-    extent that steps are noisy.
+      The derivation is in this room's README.md.
 
     Raises:
       ValueError: as `phi_prime`; no pass rates; weights not matching or not
@@ -219,9 +162,8 @@ def expected_speedup(
             f"{p.size} pass rates; got shape {weights.shape}."
         )
     weights = weights / weights.sum()
-    n_init, n_cont, _ = _settings(n_init, n_cont, low, high)
+    _shares(n_init, n_cont, low, high)  # raises for thresholds that nothing passes
     n = _check.count(n_init + n_cont if n is None else n, "n", 2)
-
     settings = {
         "uniform": (n, 0, -math.inf, math.inf),
         "dapo": (n, 0, 0, 1),
@@ -256,23 +198,32 @@ def expected_speedup(
     return out
 
 
-def _accepted_counts(n_init, low, high) -> list[int]:
+def _accepted(n_init, low, high) -> np.ndarray:
     # k / n_init is correctly rounded, as is a decimal threshold, so equality is decided as on
     # paper: 3/10 is not above 0.3.
-    return [k for k in range(n_init + 1) if low < k / n_init < high]
+    rates = np.arange(n_init + 1) / n_init
+    return (low < rates) & (rates < high)
 
 
-def _default_thresholds(counts, n_init) -> bool:
-    return counts == list(range(1, n_init))
+def accepted_shares(accepted: np.ndarray, n_cont: int) -> np.ndarray:
+    """f64[N + 1]: for K positives among N samples, the share of their orders in which the first
+    n_init have an accepted number.
+
+    Args:
+      accepted: bool[n_init + 1], whether a number of positives is accepted.
+    """
+    n_init = len(accepted) - 1
+    orders = np.convolve(coefficients(n_init) * accepted, coefficients(n_cont))
+    return orders / coefficients(n_init + n_cont)
 
 
-def _settings(n_init, n_cont, low, high) -> tuple[int, int, list[int]]:
+def _shares(n_init, n_cont, low, high) -> np.ndarray:
     n_init = _check.count(n_init, "n_init", 1)
     n_cont = _check.count(n_cont, "n_cont", 0)
     if n_init + n_cont < 2:
         raise ValueError("RLOO needs at least two samples: n_init + n_cont is 1.")
-    counts = _accepted_counts(n_init, low, high)
-    if not counts:
+    accepted = _accepted(n_init, low, high)
+    if not accepted.any():
         raise ValueError(
             f"No prompt can ever qualify: of n_init={n_init} screening samples no "
             f"number of positives has a pass rate strictly between {low} and {high}"
@@ -282,4 +233,4 @@ def _settings(n_init, n_cont, low, high) -> tuple[int, int, list[int]]:
                 else ". Raise n_init or widen the thresholds."
             )
         )
-    return n_init, n_cont, counts
+    return accepted_shares(accepted, n_cont)

@@ -3,22 +3,8 @@
 One prompt's update is (1/n) sum_i A_i grad log pi(y_i) over the n rows that it trains on. Given the
 reward, the expected score is grad p (r - p) / (p (1-p)). So in expectation every update that uses
 only rewards is w(p) grad p, and the method ascends E[f(p)] with f' = w. The plain objective E[p]
-has w = 1; RLOO attains it. Only the form of w over p matters; a factor acts as a learning rate.
-
-Approximations (methods.md, section 3):
-
-- f = p (identity): RLOO exactly, r - mean up to the factor (n-1)/n. A Seq pool with the
-  "importance" correction has w = E[p_hat (1 - p_hat)] / (p (1-p)), which is 1 - 1/N for a pool of
-  fixed size N. Stopping changes that: if the rule waits only for positives, hard prompts still
-  weigh more, for k_pos = 1 and p -> 0 up to sum_{j <= rounds} (1 - 1/(j m)) / j.
-- f = 2 arcsin(sqrt(p)): division by the group's std, w -> 1/sqrt(p (1-p)) for many samples.
-- f = log(p / (1-p)) / 2 - p: the class-balanced down-sample alone (`balanced_weight`). It is close
-  to log(p) / 2 for small p. Unlike log(p), it weighs easy prompts as much as hard ones.
-- f = log p: weight "inv_p" with the "importance" correction. Without it, inv_p multiplies the
-  balance: about 1/(2p^2).
-- f = 2 sqrt(p): weight "inv_sqrt_p", and f = p^alpha: weight "power", each with the correction.
-
-All saturate below p of about 1/N_max: a prompt that is never solved cannot be weighted.
+has w = 1; RLOO attains it. Only the form of w over p matters. Which advantage ascends which f
+is in this room's README.md.
 """
 
 import math
@@ -26,8 +12,9 @@ import math
 import numpy as np
 
 from rl_speed.theory import _check
-from rl_speed.theory._binomial import coefficients, pmf
+from rl_speed.theory._binomial import pmf
 from rl_speed.theory.sequential import sequential_exits
+from rl_speed.theory.speed import accepted_shares
 
 OBJECTIVES = ("identity", "log", "power")
 ADVANTAGES = ("rloo", "dr_grpo", "grpo")
@@ -41,15 +28,8 @@ def objective(p, kind: str, alpha: float | None = None):
     """f(p), the objective ascended in expectation over prompts: p ("identity"), log p ("log", -inf
     at 0) or p^alpha ("power").
 
-    Args:
-      p: pass rate(s) in [0, 1], any shape. alpha: positive, for "power" only.
-
-    Returns: float64 of p's shape.
-
-    Raises:
-      ValueError: p outside [0, 1], an unknown kind, or "power" without a positive alpha.
-
-    Source: Reinforce-Ada, section 3 and Figure 3.
+    Returns float64 of p's shape. Raises ValueError for p outside [0, 1], an unknown kind, or
+    "power" without a positive alpha. Source: Reinforce-Ada, section 3 and Figure 3.
     """
     p = _check.probability(p)
     alpha = _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
@@ -64,14 +44,9 @@ def objective_weight(p, kind: str, alpha: float | None = None):
     """
     p = _check.probability(p)
     alpha = _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
+    power = {"identity": 1.0, "log": 0.0, "power": alpha}[kind]
     with np.errstate(divide="ignore"):
-        return (
-            np.ones_like(p)
-            if kind == "identity"
-            else 1 / p
-            if kind == "log"
-            else alpha * p ** (alpha - 1)
-        )[()]
+        return ((power or 1.0) * p ** (power - 1))[()]
 
 
 def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
@@ -80,15 +55,8 @@ def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
     1 for "rloo"; (n-1)/n for "dr_grpo", r - mean; for "grpo", (r - mean) / (std + eps),
     (n-1)/n E[s^2 / (s + eps)] / (p (1-p)) with s^2 = K (n-K) / (n (n-1)).
 
-    Args:
-      p: pass rate(s) in [0, 1], any shape; the ends are limits. n: samples, at least 2.
-        advantage: as above.
-      eps: added to the std.
-
-    Returns: float64 of p's shape.
-
-    Raises:
-      ValueError: p outside [0, 1], n < 2, an unknown advantage.
+    The ends of p are limits. Returns float64 of p's shape.
+    Raises ValueError for p outside [0, 1], n < 2, or an unknown advantage.
     """
     n = _check.count(n, "n", 2)
     p = _check.probability(p)
@@ -111,29 +79,18 @@ def screened_weight(
     """Weight of a prompt whose first n_init samples decide whether it gets n_cont more and is
     trained on.
 
-    Let a(K) be the share of the orders of K positives among N = n_init + n_cont in which the first
-    n_init have an accepted number. The weight is the mean of a(K) c(K) over K - 1 ~ Bin(N - 2, p),
-    the other samples beside a correct and a wrong one. c = 1 for "rloo", (N-1)/N for "dr_grpo",
-    (N-1)/N / (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)).
-
-    SPEED with RLOO is `phi_prime`. With n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1),
-    and a band.
+    It is `phi_prime` (with its derivation) with a factor c(K) inside the mean: 1 for "rloo",
+    (N-1)/N for "dr_grpo", (N-1)/N / (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)). With
+    n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1), or a band.
 
     Args:
-      p: pass rate(s) in [0, 1], any shape; the ends are limits.
-      n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init.
-      inclusive: which of the two are accepted themselves: "both", "low", "high" or "neither".
+      p, n_init, n_cont, low, high: as in `phi_prime`.
+      inclusive: which of the two thresholds are accepted themselves: "both", "low", "high" or
+        "neither".
       advantage, eps: as in `uniform_weight`.
 
     Returns: float64 of p's shape, per screened prompt; divide by `acceptance` for the weight per
-      trained prompt.
-
-    Raises:
-      ValueError: p outside [0, 1], N < 2, an unknown advantage, or thresholds that no
-        count can pass.
-
-    Derivation. Advantages sum to 0 in a group, so sum_i A_i (r_i - p) / N is the sum over correct
-    samples, c s^2; and C(N, K) s^2 = C(N - 2, K - 1).
+      trained prompt. Raises ValueError as `phi_prime`, or for an unknown name.
     """
     p = _check.probability(p)
     n_init = _check.count(n_init, "n_init", 1)
@@ -142,7 +99,7 @@ def screened_weight(
     _one_of(advantage, "advantage", ADVANTAGES)
     _one_of(inclusive, "inclusive", ENDS)
     # Correctly rounded, as thresholds are: 3/10 is not above 0.3.
-    rates = np.array([k / n_init for k in range(n_init + 1)])
+    rates = np.arange(n_init + 1) / n_init
     above = rates >= low if inclusive in ("both", "low") else rates > low
     accepted = above & (rates <= high if inclusive in ("both", "high") else rates < high)
     if not accepted.any():
@@ -150,9 +107,7 @@ def screened_weight(
             f"no prompt can ever qualify: no count of n_init={n_init} lies between {low} and {high}"
         )
     mixed = np.arange(1, n)
-    share = (np.convolve(coefficients(n_init) * accepted, coefficients(n_cont)) / coefficients(n))[
-        mixed
-    ]
+    share = accepted_shares(accepted, n_cont)[mixed]
     factor = 1.0 if advantage == "rloo" else (n - 1) / n
     if advantage == "grpo":
         factor = factor / (np.sqrt(mixed * (n - mixed) / (n * (n - 1))) + eps)
@@ -170,12 +125,11 @@ def allocated_weight(
     advantage: str = "rloo",
     eps: float = 1e-6,
 ) -> np.ndarray:
-    """Weights of prompts under Reinforce-Ada-Est: each gets its budget, trains on all of it, and
-    means go over all samples.
+    """Weights of prompts under Reinforce-Ada-Est: each trains on its whole budget N_x.
 
-    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single sample, which
-    has no baseline in its group. With p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none",
-    it is proportional to 1/p, f = log p, within integers and bounds.
+    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single sample. With
+    p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none", it is proportional to 1/p, f = log
+    p, within integers and bounds.
 
     Args:
       p: f[P], pass rates. budgets: i[P], at least 0, not all 0 (`allocate`).
@@ -184,12 +138,7 @@ def allocated_weight(
         over it, also of the budgets.
       weight, alpha, cap: u, as in `sequential_weight`. advantage, eps: as in `uniform_weight`.
 
-    Returns: f64[P].
-
-    Raises:
-      ValueError: rates outside [0, 1], arrays that are not flat and of one length, invalid budgets,
-        an estimate of 0 with a weight, or invalid names and numbers as in `sequential_weight`.
-
+    Returns: f64[P]. Raises ValueError for an argument out of these ranges.
     Source: Reinforce-Ada, section 3.1 and Algorithm 1.
     """
     p, p_hat = _check.probability(p), _check.probability(p if p_hat is None else p_hat, "p_hat")
@@ -218,18 +167,14 @@ def balanced_weight(p, n: int):
     For even n it is (p^2 + (1-p)^2) / (2 p (1-p)), 1 at p = 1/2 and about 1/(2p) for small p. It is
     exact, for the mean over the n kept rows and relative to the plain objective, if both quotas are
     always filled and the baseline is p: the limit of `sequential_weight` for large pools, m ->
-    infinity. Finite pools stay below it if one class is rare. The released balance, 4 rounds of 8
-    until 2 and 2, has 0.98 of it at p = 0.3, 0.87 at 0.1, 0.61 at 0.05, and its own limit for p ->
-    0 is 31/4.
+    infinity. Finite pools stay below it if one class is rare: the released balance, 4 rounds of 8
+    until 2 and 2, has 0.87 of it at p = 0.1 and 0.61 at 0.05.
 
-    Args:
-      p: pass rate(s) in [0, 1], any shape; infinite at both ends. n: rows kept, at least 2.
+    Returns float64 of p's shape, infinite at both ends. Raises ValueError for p outside [0, 1] or
+    n, the rows kept, below 2.
 
-    Raises:
-      ValueError: p outside [0, 1] or n < 2.
-
-    Source: methods.md, section 3; the derivation is this docstring's: a positive's score is grad p
-      / p and a negative's -grad p / (1-p), with advantages 1-p and -p.
+    Source: methods.md, section 3. Derivation: a positive's score is grad p / p and a negative's
+    -grad p / (1-p), with advantages 1-p and -p.
     """
     p = _check.probability(p)
     n = _check.count(n, "n", 2)
@@ -241,8 +186,8 @@ def kept_classes(n: int, pool: int, positives):
     """How many positives and negatives of a pool are kept: n//2 and n - n//2; if one class has too
     few, more of the other.
 
-    Args: n: rows to keep. pool: samples in the pool. positives: i[...] of them. Returns: two arrays
-    like `positives`; their sum is min(n, pool).
+    Args: rows to keep, samples in the pool, positives i[...] of them. Returns two arrays like
+    `positives`; their sum is min(n, pool).
     """
     positives = np.asarray(positives)
     kept = np.minimum(positives, np.maximum(n // 2, n - (pool - positives)))
@@ -273,7 +218,7 @@ def sequential_weight(
 
       P(N, K) u(p_hat) (a (1 - p_hat) / p + b p_hat / (1 - p)) / n.
 
-    `objectives.pool` computes the same for the objective. For p -> 0 only pools with one positive
+    For p -> 0 only pools with one positive
     count, so it is finite: without weights or corrections, "balance" with k_pos >= 2 saturates at
     (N_max - 1) / n, or falls to 0 if unresolved prompts are dropped.
 
@@ -290,12 +235,7 @@ def sequential_weight(
         samples. Per prompt drawn; divide by the mean of `sequential_cost(...).resolved` over
         prompts for the weight per trained prompt.
 
-    Returns: float64 of p's shape.
-
-    Raises:
-      ValueError: p outside [0, 1], n < 2, an unknown name, "power" without a positive alpha, a cap
-        that is not positive, or as `sequential_exits`.
-
+    Returns: float64 of p's shape. Raises ValueError for an argument out of these ranges.
     Source: Reinforce-Ada, section 3 and Algorithm 2; the sums are ours.
     """
     p = _check.probability(p)

@@ -195,9 +195,10 @@ def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
     def bare(text):
         return tokenizer(text).input_ids
 
-    prompts = chain.chain_prompts(
-        SPEC, "train", 0, 60, lambda q: bare(TEMPLATE.format(question=q)), bare
-    )
+    prompts = [
+        chain.to_prompt(item, lambda q: bare(TEMPLATE.format(question=q)), bare)
+        for item in chain.questions(SPEC, "train", 0, 60)
+    ]
     assert {len(p.tokens) for p in prompts} == {SPEC.max_prompt_tokens}
     # With the end token.
     assert max(len(p.answer_tokens) for p in prompts) + 1 == SPEC.max_response_tokens
@@ -206,28 +207,3 @@ def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
             p.answer_tokens
         ) == chain.answer(p.text)
         assert p.tokens.dtype == p.answer_tokens.dtype == np.int32
-
-
-@pytest.mark.parametrize(
-    "change, field",
-    [
-        ({"operator": "/"}, "operator"),
-        ({"min_numbers": 1}, "min_numbers"),
-        ({"max_numbers": 2}, "max_numbers"),
-        ({"noise": 1.0}, "noise"),
-        ({"weight": -1}, "weight"),
-        ({"rambles": 3}, "rambles"),
-    ],
-)
-def test_impossible_classes_name_class_and_field(change, field):
-    with pytest.raises(ValueError, match=f"'c': {field}"):
-        ChainClass(
-            **{
-                "name": "c",
-                "operator": "+",
-                "min_numbers": 3,
-                "max_numbers": 5,
-                "weight": 1,
-                **change,
-            }
-        )

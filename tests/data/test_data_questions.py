@@ -6,15 +6,20 @@ import json
 
 import pytest
 
+from lab.data_survey import details, survey
 from rl_speed.config import Config
 from rl_speed.data.files import DataError
 from rl_speed.data.gold import without_unit
 from rl_speed.data.loaders import LoadReport, load_rows, load_training_rows
-from rl_speed.data.schemas import Fields, possible_part, question_parts, to_row
-from rl_speed.data.survey import details, survey
+from rl_speed.data.schemas import Fields, possible_part, question_parts, read_row
 from rl_speed.evaluation.benchmarks import file_benchmark
 from rl_speed.sft.forms import read_examples
 from rl_speed.training.build import evaluation_fields, read_data
+
+
+def to_row(*arguments):
+    return read_row(*arguments)[0]
+
 
 BODY = "Tom had 12 marbles. If he gave {} of them to Ann"
 PASSAGE = "The mill on the river was built in {} by two brothers, and burnt down a year later."

@@ -10,11 +10,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from lab.data_survey import write_rows
 from rl_speed.data.files import DataError
 from rl_speed.data.gold import answer_text, is_integer, last_box, plain
 from rl_speed.data.loaders import load_rows
-from rl_speed.data.schemas import Fields, to_row
-from rl_speed.data.survey import write_rows
+from rl_speed.data.schemas import Fields, read_row
+
+
+def to_row(*arguments):
+    return read_row(*arguments)[0]
+
 
 DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of "

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.data import DEFAULT_SPEC, Prompt, chain_prompts
+from rl_speed.data import Prompt
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.tasks import TASKS
 from rl_speed.estimates.counted import BetaEma, EmaEstimator
 from rl_speed.estimates.estimator import calibration
 from rl_speed.estimates.value_head import ValueEstimator, prompt_features
@@ -33,7 +34,7 @@ def prompts():
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
-    return chain_prompts(DEFAULT_SPEC, "train", 0, 1600, lambda text: encode(text + "="), encode)
+    return TASKS["chain"].prompts("train", 0, 1600, lambda text: encode(text + "="), encode)
 
 
 def pass_rate(prompt):

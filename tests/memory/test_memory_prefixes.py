@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from rl_speed.replay.cuts import PrefixConfig, cut_at_share, cuts, suffix_budget
+from rl_speed.replay.cuts import PrefixConfig, cuts, suffix_budget
 from rl_speed.replay.responses import CachedResponse
 
 
@@ -122,28 +122,3 @@ def test_suffix_budget():
             suffix_budget(released, prefix, old), np.minimum(12, 40 - prefix)
         )
     assert suffix_budget(released, 0) == 12
-
-
-@pytest.mark.parametrize(
-    "field, value",
-    [("window", "max"), ("length", -1), ("max_new", 0), ("max_response", 0), ("seed", -1)],
-)
-def test_bad_settings_are_named(field, value):
-    with pytest.raises(ValueError, match=f"prefix.{field}"):
-        config(**{field: value})
-    with pytest.raises(ValueError, match="visit must be 0 or more"):
-        cuts(config(), cached(3), -1, 0, 1)
-
-
-def test_a_share_of_a_response_is_cut_down_to_tokens():
-    # Of 9 tokens the last is the end: 8 may be kept, and of a truncated response all.
-    for share, kept in ((0, 0), (0.5, 4), (0.7, 5), (1, 8)):
-        replay = cut_at_share(cached(9), share, 3, max_response=20)
-        assert replay.tokens.tolist() == list(range(1, kept + 1))
-        assert replay.prefix.tolist() == [kept] * 3 and replay.max_new.tolist() == [20 - kept] * 3
-    assert cut_at_share(cached(9, truncated=True), 1, 1, max_response=20).prefix.tolist() == [9]
-    # One new token fits.
-    assert cut_at_share(cached(9), 1, 1, max_response=6).prefix.tolist() == [5]
-    assert cut_at_share(cached(1), 1, 1, max_response=6).prefix.tolist() == [0]
-    with pytest.raises(ValueError, match="share must be in"):
-        cut_at_share(cached(9), 1.5, 1, 20)

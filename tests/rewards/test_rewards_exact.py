@@ -1,20 +1,17 @@
-"""exact_match against a slow reference written from its definition."""
-
-import functools
+"""ExactMatch against a slow reference written from its definition."""
 
 import jax
 import numpy as np
 import pytest
 
-from rl_speed.rewards import exact_match
+from rl_speed.rewards import ExactMatch
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 END = (7, 9)
-MARK = 5
 
 
-def reference(tokens, lengths, answers, answer_lengths, end_ids, delimiter):
+def reference(tokens, lengths, answers, answer_lengths, end_ids):
     scores = []
     for row, length, answer, answer_length in zip(tokens, lengths, answers, answer_lengths):
         row = list(row[:length])
@@ -23,23 +20,15 @@ def reference(tokens, lengths, answers, answer_lengths, end_ids, delimiter):
         if not ends:
             scores.append(0.0)
             continue
-        body = row[: ends[0]]
-        if delimiter is not None:
-            if delimiter not in body:
-                scores.append(0.0)
-                continue
-            body = body[len(body) - body[::-1].index(delimiter) :]
-        scores.append(float(body == answer))
+        scores.append(float(row[: ends[0]] == answer))
     return scores
 
 
-def jitted(delimiter, end_ids=END):
-    return jax.jit(functools.partial(exact_match, end_ids=end_ids, delimiter=delimiter))
+VERIFY = jax.jit(ExactMatch(END))
 
 
-@pytest.mark.parametrize("delimiter", [None, MARK])
 @pytest.mark.parametrize("width, answer_width", [(6, 2), (5, 8), (1, 1)])
-def test_random_rows_against_the_reference(delimiter, width, answer_width):
+def test_random_rows_against_the_reference(width, answer_width):
     rng = np.random.default_rng(width)
     rows = 3000
     # Few distinct tokens and biased towards the answer, so that matches are common.
@@ -51,9 +40,9 @@ def test_random_rows_against_the_reference(delimiter, width, answer_width):
     lengths = rng.integers(0, width + 1, rows).astype(np.int32)
     answer_lengths = rng.integers(0, answer_width + 1, rows).astype(np.int32)
 
-    found = jitted(delimiter)(tokens, lengths, answers, answer_lengths)
+    found = VERIFY(tokens, lengths, (answers, answer_lengths))
 
-    expected = reference(tokens, lengths, answers, answer_lengths, END, delimiter)
+    expected = reference(tokens, lengths, answers, answer_lengths, END)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected)
     if width > 1:
@@ -61,24 +50,22 @@ def test_random_rows_against_the_reference(delimiter, width, answer_width):
 
 
 @pytest.mark.parametrize(
-    "row, length, delimiter, score",
+    "row, length, score",
     [
-        ([1, 2, 7, 0], 3, None, 1),
-        ([1, 2, 9, 0], 3, None, 1),  # any of the end tokens
-        ([1, 2, 7, 7], 2, None, 0),  # truncated: the padding equals the end token but is not it
-        ([1, 2, 3, 7], 4, None, 0),  # says more than the answer
-        ([1, 7, 2, 7], 4, None, 0),  # what follows the first end token does not count
-        ([5, 1, 2, 7], 4, 5, 1),
-        ([1, 2, 7, 0], 3, 5, 0),  # no delimiter, no answer
-        ([1, 2, 7, 5], 4, 5, 0),  # a delimiter after the end is none
+        ([1, 2, 7, 0], 3, 1),
+        ([1, 2, 9, 0], 3, 1),  # any of the end tokens
+        ([1, 2, 7, 7], 2, 0),  # truncated: the padding equals the end token but is not it
+        ([1, 2, 3, 7], 4, 0),  # says more than the answer
+        ([1, 7, 2, 7], 4, 0),  # what follows the first end token does not count
     ],
 )
-def test_the_rules_one_by_one(row, length, delimiter, score):
-    arrays = [np.asarray(x, np.int32) for x in ([row], [length], [[1, 2, 0]], [2])]
-    assert jitted(delimiter)(*arrays).tolist() == [score]
+def test_the_rules_one_by_one(row, length, score):
+    tokens, lengths, *answer = (
+        np.asarray(x, np.int32) for x in ([row], [length], [[1, 2, 0]], [2])
+    )
+    assert VERIFY(tokens, lengths, tuple(answer)).tolist() == [score]
 
 
 def test_no_end_token_is_refused():
-    arrays = [np.asarray(x, np.int32) for x in ([[1]], [1], [[1]], [1])]
     with pytest.raises(ValueError, match="end_ids"):
-        exact_match(*arrays, end_ids=())
+        ExactMatch(())

@@ -29,16 +29,11 @@ GOOD = "<think>some thought</think>a summary<end>"
     ],
 )
 def test_format_checks(text, score):
-    assert format_reward([text], end_text="<end>")[0] == np.float32(score)
     ended = [text.rstrip().endswith("<end>")]
     assert format_reward([text.replace("<end>", "")], ended)[0] == np.float32(score)
 
 
-def test_format_wants_one_source_for_the_end():
-    with pytest.raises(ValueError, match="either"):
-        format_reward([GOOD])
-    with pytest.raises(ValueError, match="either"):
-        format_reward([GOOD], [True], end_text="<end>")
+def test_format_wants_an_end_for_each_response():
     with pytest.raises(ValueError, match="2 responses but 1"):
         format_reward([GOOD, GOOD], [True])
 

@@ -223,7 +223,8 @@ def test_rows_without_a_prompt_are_read_as_the_function_reads_them():
     known = {"answer": "42", "question": "why?", "meta": {"row": {"problem": "why?"}}}
     with FunctionRewards([f"{MODULE}:chat_length", f"{MODULE}:text_length"], 1) as rewards:
         rewards.try_out(known)
-        values = rewards.score(samples_of("abc", "", row={"problem": "why?"}))
+        found = rewards.evaluate(samples_of("abc", "", row={"problem": "why?"}))
+    values = [judged.values for judged in found]
     np.testing.assert_allclose(values, [[3, 0], [4.03, 4]], rtol=1e-6)
     assert rewards.counts["ok"] == 4 and rewards.counts["retried"] == 0
 

@@ -12,6 +12,7 @@ from fake_generation import answer, finished
 
 from rl_speed import theory
 from rl_speed.config import Driver
+from rl_speed.data.orders import in_file_order
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.host_driver import HostDriver
@@ -90,7 +91,7 @@ def on_the_host(rule):
     )
     driver = HostDriver(
         rule,
-        PromptStream(prompts, shuffle=False),
+        PromptStream(prompts, order=in_file_order(len(prompts))),
         SimpleNamespace(dispatch=generate),
         lambda rollouts: (rollouts.tokens[:, 0].astype(np.float32), rollouts.tokens[:, 0] > 0),
         SamplingBuffer(100),

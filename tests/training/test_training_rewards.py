@@ -231,7 +231,7 @@ def test_filters_look_at_accuracy_alone():
     }
     prompts = [dataclasses.replace(prompt(), id=name) for name in script]
 
-    def last_character(rollouts, texts):
+    def last_character(rollouts):
         return np.array(
             [
                 row[n - 2] == ord(rollouts.prompts[place].answer)

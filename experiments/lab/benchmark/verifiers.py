@@ -37,7 +37,7 @@ def standard() -> Workload:
 
 
 def numpy_exact(end_tokens: tuple[int, ...]) -> Callable[..., np.ndarray]:
-    """`rewards.exact_match` in NumPy, for `HostVerify`."""
+    """`rewards.ExactMatch` in NumPy, for `HostVerify`."""
 
     def score(
         tokens: np.ndarray, lengths: np.ndarray, answer: tuple[np.ndarray, np.ndarray]

@@ -20,7 +20,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import pass_at_k
 from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.cuts import PrefixConfig, cut_at_share
+from rl_speed.replay.cuts import PrefixConfig
 from rl_speed.replay.cuts import Replay as Cut
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
@@ -176,6 +176,25 @@ def completions_of_cut_responses(seen: Finished, samples: int = 32) -> dict[str,
                 for kind, rows in (("all", right | True), ("right", right), ("wrong", ~right))
             }
     return {"kept": list(SHARES), "segment": list(SHARES[1:]), **found}
+
+
+def cut_at_share(cached: CachedResponse, share: float, count: int, max_response: int) -> Cut:
+    """`count` samples that start with the first `share` of a response, rounded down to tokens.
+
+    Share 1 is all but the end token; at least one new token fits into `max_response`. Measures
+    accuracy of completions of truncated responses (RPO, Figure 1).
+
+    Raises ValueError: `share` is outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1]; got {share!r}")
+    usable = min(len(cached.tokens) - (not cached.truncated), max_response - 1)
+    kept = int(share * usable)
+    return Cut(
+        cached.tokens[:kept],
+        np.full((count,), kept, np.int32),
+        np.full((count,), max_response - kept, np.int32),
+    )
 
 
 def prefix_agreement(parts: Sequence[Rollouts]) -> list[float | None]:

@@ -2,6 +2,7 @@
 pass rates in, tables and pictures out.
 """
 
+from lab.simulation.curves import load_epochs, mixture, moving_average
 from lab.simulation.simulate import (
     Draws,
     Limit,
@@ -13,14 +14,7 @@ from lab.simulation.simulate import (
     standard_rules,
     survey,
 )
-from rl_speed.data.pass_rates import (
-    PassRates,
-    load_epochs,
-    load_pass_rate_table,
-    load_pass_rates,
-    mixture,
-    moving_average,
-)
+from rl_speed.data.pass_rates import PassRates, load_pass_rate_table, load_pass_rates
 
 __all__ = [
     "Draws",

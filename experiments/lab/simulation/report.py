@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.simulation import plots, table
+from lab.simulation.curves import load_epochs, moving_average
 from lab.simulation.simulate import Limit, epochs, standard_rules, survey
-from rl_speed.data.pass_rates import PassRates, load_epochs, moving_average
+from rl_speed.data.pass_rates import PassRates
 from rl_speed.sampling import Speed
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lab.benchmark.verifiers import numpy_exact, table
-from rl_speed.rewards import exact_match
+from rl_speed.rewards import ExactMatch
 
 
 def test_numpy_exact_is_the_exact_verifier():
@@ -17,7 +17,7 @@ def test_numpy_exact_is_the_exact_verifier():
     answer_lengths = rng.integers(0, 3, 400).astype(np.int32)
     right = numpy_exact((0,))(tokens, lengths, (answers, answer_lengths))
     np.testing.assert_array_equal(
-        right, exact_match(tokens, lengths, answers, answer_lengths, end_ids=(0,))
+        right, ExactMatch((0,))(tokens, lengths, (answers, answer_lengths))
     )
     assert 10 < right.sum() < 300
 

@@ -181,3 +181,23 @@ def test_a_probe_is_measured_once(seen):
 
     assert probes.measure({"mine": probe}, seen) == {"mine": {"value": 1}}
     assert probes.measure({"mine": probe}, seen) == {"mine": {"value": 1}} and len(counted) == 1
+
+
+def cached(n, truncated=False):
+    return CachedResponse(np.arange(1, n + 1), 0, 1.0, True, truncated, -1.0, n)
+
+
+def test_a_share_of_a_response_is_cut_down_to_tokens():
+    # Of 9 tokens the last is the end: 8 may be kept, and of a truncated response all.
+    for share, kept in ((0, 0), (0.5, 4), (0.7, 5), (1, 8)):
+        replay = probes.cut_at_share(cached(9), share, 3, max_response=20)
+        assert replay.tokens.tolist() == list(range(1, kept + 1))
+        assert replay.prefix.tolist() == [kept] * 3 and replay.max_new.tolist() == [20 - kept] * 3
+    assert probes.cut_at_share(
+        cached(9, truncated=True), 1, 1, max_response=20
+    ).prefix.tolist() == [9]
+    # One new token fits.
+    assert probes.cut_at_share(cached(9), 1, 1, max_response=6).prefix.tolist() == [5]
+    assert probes.cut_at_share(cached(1), 1, 1, max_response=6).prefix.tolist() == [0]
+    with pytest.raises(ValueError, match="share must be in"):
+        probes.cut_at_share(cached(9), 1.5, 1, 20)

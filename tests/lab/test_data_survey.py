@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 
 from lab.data_report import DataReport
+from lab.data_survey import against_table, check_gold, copies, details, survey, table, write_rows
 from rl_speed.data.loaders import Fields, load_rows
 from rl_speed.data.select import hold_out
-from rl_speed.data.survey import (
-    against_table,
-    check_gold,
-    copies,
-    details,
-    survey,
-    table,
-    write_rows,
-)
 from rl_speed.rewards import MathVerifier
 
 ROWS = [
