@@ -124,9 +124,10 @@ def _backward(steps, saved, of_x):
         def mine(x):
             return jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
 
+        x = mine(inputs)
         weights = jax.tree.map(mine, layers)
         trained = {name: weights[name] for name in weights if totals[name] is not None}
-        _, pull = jax.vjp(lambda x, some: step(x, {**weights, **some}), mine(inputs), trained)
+        _, pull = jax.vjp(lambda x, some: step(x, {**weights, **some}), x, trained)
         of_x, gradient = pull(of_x)
         added = {name: totals[name].at[at].add(g) for name, g in gradient.items()}
         return of_x, {**totals, **added}

@@ -64,6 +64,7 @@ def init_state(
         return jnp.zeros((), jnp.int32)
 
     def build(params):
+        params = jax.tree.map(jnp.copy, params)
         # No moments of weights that are not trained: the shardings have None for those.
         opt_state = jax.tree.map(
             lambda sharding, x: None if sharding is None else x,
@@ -72,11 +73,7 @@ def init_state(
             is_leaf=lambda x: x is None,
         )
         return TrainState(
-            params=jax.tree.map(jnp.copy, params),
-            opt_state=opt_state,
-            step=zero(),
-            skipped=zero(),
-            skipped_in_row=zero(),
+            params=params, opt_state=opt_state, step=zero(), skipped=zero(), skipped_in_row=zero()
         )
 
     return jax.jit(build, out_shardings=shardings)(params)
