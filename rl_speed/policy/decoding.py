@@ -17,7 +17,7 @@ from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
 from rl_speed.policy.block import MATRICES, Attention, block, full_precision, rms_norm, rope_angles
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
-from rl_speed.policy.transformer import output_head, weights
+from rl_speed.policy.transformer import embed, output_head, weights
 from rl_speed.sampling.types import Array, Decoder
 
 
@@ -138,7 +138,7 @@ def prefill(
     """
     with full_precision(config):
         ropes = rope_angles(jnp.arange(tokens_CxL.shape[1], dtype=jnp.int32)[None], config)
-        x_CxLxD = params.embed[tokens_CxL]
+        x_CxLxD = embed(params.embed, tokens_CxL, config)
         pool = []
 
         def attend(q, k, v, window):
@@ -190,7 +190,7 @@ def decode(
         # Once per step: XLA would recompute sines for every layer and head.
         ropes = rope_angles(context_length_S + suffix_length_S, config)
         ropes = jax.lax.optimization_barrier(ropes)
-        x_SxD = params.embed[token_S]
+        x_SxD = embed(params.embed, token_S, config)
         updated = []
 
         def attend(q, k, v, window):

@@ -334,7 +334,6 @@ def hidden_states(
     Returns:
       [B, T, D] in config.dtype.
     """
-    dtype = jnp.dtype(config.dtype)
     if attend is None:
 
         def attend(q, k, v, window):
@@ -367,13 +366,18 @@ def hidden_states(
             functools.partial(layer_step, spec=spec, rope=rope)
             for spec, rope in zip(config.specs, ropes)
         )
-        with jax.named_scope("embed"):
-            x_NxD = weights.embed(params["embed"], tokens_BxT.reshape(-1), dtype)
+        x_NxD = embed(params["embed"], tokens_BxT.reshape(-1), config, weights)
         with jax.named_scope("layers"):
             x_NxD = through_layers(steps, x_NxD, params["layers"], config)
         with jax.named_scope("final_norm"):
             x_NxD = rms_norm(x_NxD, params["final_norm"], config.norm_eps)
         return x_NxD.reshape(*tokens_BxT.shape, -1)
+
+
+def embed(table: Array, tokens: Array, config: ModelConfig, weights: Weights = Weights()) -> Array:
+    """The residual stream before the first layer, [..., D] in the compute dtype, of token ids."""
+    with jax.named_scope("embed"):
+        return weights.embed(table, tokens, jnp.dtype(config.dtype))
 
 
 def output_head(
