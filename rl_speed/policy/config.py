@@ -117,7 +117,7 @@ MLPS = ("swiglu",)
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
-    """What may differ between the layers of a model. Their weights have the same shapes.
+    """Properties that may differ between the layers of a model. Weights have the same shapes.
 
     Attributes:
       window: tokens that a query attends to, itself included; None: all earlier tokens.
