@@ -46,7 +46,9 @@ class DecodeAttention:
 
     Attributes:
       kind: "dense", "ragged", "pallas", or "auto". "auto" takes the kernel on TPUs and GPUs if it
-        fits; on a CPU a part with room for AUTO_RAGGED tokens is ragged; the rest is dense.
+        fits; on a CPU a part with room for AUTO_RAGGED tokens is ragged; the rest is dense. The
+        kernels know no windows: "pallas" refuses a model with `LayerSpec.window`, "auto" takes
+        another.
       block: tokens read at a time ("ragged").
       rows: cache rows read together after the first block ("ragged"). The same for any number of
         slots, so a narrower batch draws the same tokens.
@@ -75,14 +77,20 @@ class DecodeAttention:
 
     def select_kernel(self, positions: int, model: ModelConfig) -> str:
         """Select the kernel ("dense", "ragged" or "pallas") of a part with room for `positions`."""
+        if self.kind == "pallas" and model.has_windows:
+            raise ValueError(
+                'attention "pallas" reads all earlier tokens, but layers of this model attend to a '
+                'window of them: choose "auto", "dense" or "ragged"'
+            )
         if self.kind == "pallas" and model.platform != "tpu" and gpu_kernel() is None:
             return "dense"
         if self.kind != "auto":
             return self.kind
-        if model.platform == "tpu" and decode_kernel.fits(model):
-            return "pallas"
-        if model.platform == "gpu" and gpu_fits(positions, model) and gpu_kernel() is not None:
-            return "pallas"
+        if not model.has_windows:
+            if model.platform == "tpu" and decode_kernel.fits(model):
+                return "pallas"
+            if model.platform == "gpu" and gpu_fits(positions, model) and gpu_kernel() is not None:
+                return "pallas"
         return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
     def on_tpu(self, model: ModelConfig) -> bool:
@@ -200,9 +208,19 @@ def masked_softmax_part(scores: Array, mask: Array, mix: Any) -> Part:
     return Part(mix(weights), top, weights.sum(-1, keepdims=True))
 
 
-def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
-    """Attention to the first `length_S` positions of each row; reads all positions."""
-    mask = (jnp.arange(kv.v.shape[2]) < length_S[:, None])[:, None, None]
+def held(at: Array, length_W: Array, first_W: Array | None) -> Array:
+    """bool[W, T]: which positions `at` [T] or [W, T] a row attends to: those before its length, and
+    from the first of its window on, if it has one.
+    """
+    mask = at < length_W[:, None]
+    return mask if first_W is None else mask & (at >= first_W[:, None])
+
+
+def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array, first_S: Array | None = None) -> Part:
+    """Attention to each row's positions from `first_S` (0 if None) to `length_S`, not included;
+    reads all positions.
+    """
+    mask = held(jnp.arange(kv.v.shape[2]), length_S, first_S)[:, None, None]
     scores = jnp.einsum("sgqk,sgkt->sgqt", q_SxGxQxK, kv.k, preferred_element_type=jnp.float32)
     return masked_softmax_part(
         scores,
@@ -331,11 +349,20 @@ def plan_contexts(
     )
 
 
-def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, shared: bool) -> Part:
+def ragged_part(
+    q_SxGxQxK: Array,
+    kv: KV,
+    plan: Plan,
+    block: int,
+    tile: int,
+    shared: bool,
+    first_S: Array | None = None,
+) -> Part:
     """Attention in a loop over the plan's items.
 
     Args:
       kv: of C contexts if `shared` (the rows of a tile have one context), else of the S rows.
+      first_S: as in `dense_part`. Blocks before it are read all the same.
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
     positions = kv.v.shape[2]
@@ -358,7 +385,8 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
         # The last block may begin earlier; positions already visited are masked.
         start = jnp.minimum(wanted, positions - block)
         at = start + jnp.arange(block)
-        mask = ((at >= wanted) & (at < plan.length_S[row][:, None]))[:, None, None]
+        first = None if first_S is None else first_S[row]
+        mask = ((at >= wanted) & held(at, plan.length_S[row], first))[:, None, None]
         q = q_SxGxQxK[row]
         if shared:
 
@@ -436,7 +464,8 @@ class Attend:
     ):
         self._s = settings
         self._model = model
-        self._rows, self._samples = (min(n, len(at_S)) for n in (settings.rows, settings.samples))
+        self._rows = min(settings.rows, len(at_S))
+        self._samples = min(settings.samples, len(at_S))
         self._context_kernel = settings.select_kernel(length, model)
         self._kernel = settings.select_kernel(room, model)
         if settings.on_tpu(model):
@@ -463,23 +492,29 @@ class Attend:
         if rest:
             held_S = jnp.where(active_S, at_S + 1 - first, 0)
             behind = plan_cache(held_S, *rest, min(settings.block, *rest), self._rows)
-        self._plans = of_contexts, at_S, behind
+        self._plans = of_contexts, at_S, behind, context_length_S
 
     def __call__(
-        self, q_SxHxK: Array, k_SxGxK: Array, v_SxGxK: Array, context: KV, cache: Cache
+        self,
+        q_SxHxK: Array,
+        k_SxGxK: Array,
+        v_SxGxK: Array,
+        context: KV,
+        cache: Cache,
+        window: int | None = None,
     ) -> tuple[Array, Cache]:
         """One layer: ([S, H * K] in q's dtype, the cache with the new keys and values).
 
         Args:
           q_SxHxK, k_SxGxK, v_SxGxK: of the token, rotated. context: [C] rows of L positions. cache:
-            [S] rows of M positions.
+            [S] rows of M positions. window: `LayerSpec.window`.
 
         Heads are split over `tensor`.
         """
         tpu = self._s.on_tpu(self._model)
         kv = 2 if tpu else 1
         out, cache = over_tensor(
-            self._on_tpu if tpu else self._attend,
+            self._on_tpu if tpu else functools.partial(self._attend, window=window),
             (1, 1, 1, kv, kv, None),
             (1, kv),
             (q_SxHxK, k_SxGxK, v_SxGxK, context, cache, self._plans),
@@ -495,31 +530,49 @@ class Attend:
         )
         return out.reshape(slots, heads, width), (KV(*own),)
 
-    def _attend(self, q, k, v, context, cache, plans):
+    def _attend(self, q, k, v, context, cache, plans, window):
         slots, heads, width = q.shape
         q = q.reshape(slots, k.shape[1], -1, width) * width**-0.5
-        of_contexts, at_S, behind = plans
+        of_contexts, at_S, behind, context_length_S = plans
+        first_S = None if window is None else at_S + 1 - window
         cache = write(cache, k, v, at_S, turned=self._kernel != "pallas")
         with jax.named_scope("context"):
-            before = self._before(q, context, of_contexts)
+            of_context_S = None if window is None else first_S + context_length_S
+            before = self._before(q, context, of_contexts, first_S=of_context_S)
         with jax.named_scope("suffix"):
-            after = self._read(self._kernel, q, cache[0], at_S + 1)
+            after = self._read(self._kernel, q, cache[0], at_S + 1, first_S=first_S)
             for part in cache[1:]:
-                more = ragged_part(q, part, behind, self._s.block, self._rows, shared=False)
+                more = ragged_part(
+                    q,
+                    part,
+                    behind,
+                    block=self._s.block,
+                    tile=self._rows,
+                    shared=False,
+                    first_S=None if window is None else first_S - cache[0].positions,
+                )
                 after = combine(after, more)
         both = combine(before, after)
         # A row with any token has a total of at least 1; an idle row may have none.
         out = both.out / jnp.maximum(both.total, 1.0)
         return out.astype(k.dtype).reshape(slots, heads, width), cache
 
-    def _before(self, q: Array, context: KV, plan: Any) -> Part:
+    def _before(self, q: Array, context: KV, plan: Any, first_S: Array | None) -> Part:
         if self._context_kernel == "ragged":
-            return ragged_part(q, context, plan, self._s.block, self._samples, shared=True)
+            return ragged_part(
+                q,
+                context,
+                plan,
+                block=self._s.block,
+                tile=self._samples,
+                shared=True,
+                first_S=first_S,
+            )
         context_S, length_S = plan
         gathered = KV(context.k[context_S], context.v[context_S])
-        return self._read(self._context_kernel, q, gathered, length_S)
+        return self._read(self._context_kernel, q, gathered, length_S, first_S=first_S)
 
-    def _read(self, kernel: str, q: Array, kv: KV, length_S: Array) -> Part:
+    def _read(self, kernel: str, q: Array, kv: KV, length_S: Array, first_S: Array | None) -> Part:
         if kernel == "pallas":
             return gpu_part(q, kv, length_S, self._model.platform)
-        return dense_part(q, kv, length_S)
+        return dense_part(q, kv, length_S, first_S)

@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_speed.policy.config import ModelConfig
+from rl_speed.policy.config import LayerSpec, ModelConfig, Rope
 
 Array = jax.Array
 Params = Mapping[str, Any]
 # (a layer's weights, a key of `MATRICES`, x [..., in]) -> a product [..., out] with each matrix.
 Multiply = Callable[[Params, str, Array], list[Array]]
+# (rotated q [..., H, K], k, v [..., G, K], `LayerSpec.window`) -> [..., H, K] or [..., H * K].
+Attention = Callable[[Array, Array, Array, int | None], Array]
 
 # Matrices by the input that they are multiplied with.
 MATRICES = {
@@ -47,40 +49,42 @@ def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
     return (x32 * inverse * scale_D).astype(x.dtype)
 
 
-def rope_frequencies(config: ModelConfig) -> Array:
+def rope_frequencies(rope: Rope, head_dim: int) -> Array:
     """Radians per position of each pair of head dimensions, float32 [K / 2], scaled if the
     checkpoint is.
     """
-    half = config.head_dim // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    scaling = config.rope_scaling
+    half = head_dim // 2
+    frequency = rope.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    scaling = rope.scaling
     if scaling is None:
         return frequency
     # A constant of the program: the scaling depends only on a frequency's turns in the original
     # context.
-    turns = (
-        scaling.original_max_position * config.rope_theta ** (-np.arange(half) / half) / (2 * np.pi)
-    )
+    turns = scaling.original_max_position * rope.theta ** (-np.arange(half) / half) / (2 * np.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(kept, 0, 1)
     return frequency * (kept + (1 - kept) / scaling.factor).astype(np.float32)
 
 
-def rope_angles(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
-    """(cos, sin) of the rotary angles, float32 [*positions.shape, K / 2].
+def rope_angles(positions: Array, config: ModelConfig) -> list[tuple[Array, Array]]:
+    """(cos, sin) of the rotary angles of each spec, float32 [*positions.shape, K / 2].
 
     Float32 throughout: bfloat16 rounds position 257 to 256.
     """
-    frequency = rope_frequencies(config)
-    angles = positions[..., None].astype(jnp.float32) * frequency
-    return jnp.cos(angles), jnp.sin(angles)
+    found = {}
+    for rope in config.ropes:
+        if rope not in found:
+            frequency = rope_frequencies(rope, config.head_dim)
+            angles = positions[..., None].astype(jnp.float32) * frequency
+            found[rope] = jnp.cos(angles), jnp.sin(angles)
+    return [found[rope] for rope in config.ropes]
 
 
 def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
     """Rotary embedding in the half-split layout of Hugging Face: dimension i pairs with i + K / 2.
 
     Args:
-      x: [..., heads, K]. cos, sin: float32 [..., K / 2], from `rope_angles`.
+      x: [..., heads, K]. cos, sin: float32 [..., K / 2], one of `rope_angles`.
     """
     cos = cos[..., None, :]
     sin = sin[..., None, :]
@@ -102,22 +106,34 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
     return (x.astype(jnp.float32) * twice(cos) + swapped * twice(sin)).astype(x.dtype)
 
 
+def mlp(layer: Params, x: Array, spec: LayerSpec, multiply: Multiply) -> Array:
+    """The MLP of a layer, [..., D], on its normed input. Each kind of `LayerSpec.mlp` is a case
+    here.
+    """
+    assert spec.mlp == "swiglu", spec
+    gate, up = multiply(layer, "up", x)
+    (out,) = multiply(layer, "down", jax.nn.silu(gate) * up)
+    return out
+
+
 def block(
     layer: Params,
     x: Array,
     rope: tuple[Array, Array],
-    attend: Callable[[Array, Array, Array], Array],
+    attend: Attention,
+    spec: LayerSpec,
     config: ModelConfig,
     multiply: Multiply,
 ) -> Array:
-    """Applies one layer to the residual stream: attention, then SwiGLU, each on a normed input.
+    """Applies one layer to the residual stream: attention, then the MLP, each on a normed input.
 
     Args:
       layer: its weights: norms as declared by `transformer.weights`, and matrices for `multiply`.
       x: [..., D], of tokens in any layout.
-      rope: (cos, sin) [*positions, K / 2] from `rope_angles`. The heads that `attend` gets are
-        [-1, *positions[1:], heads, K].
-      attend: (q, k, v), rotated -> [..., H, K] or [..., H * K], tokens in the order of x.
+      rope: (cos, sin) [*positions, K / 2], the layer's of `rope_angles`. The heads that `attend`
+        gets are [-1, *positions[1:], heads, K].
+      attend: see `Attention`; tokens in the order of x.
+      spec: the layer's of `config.specs`.
     """
     positions = rope[0].shape[1:-1]
     with jax.named_scope("attention"):
@@ -131,10 +147,8 @@ def block(
             k = rms_norm(k, layer["k_norm"], config.norm_eps)
         q = rotate(q, *rope, config)
         k = rotate(k, *rope, config)
-        (out,) = multiply(layer, "out", attend(q, k, v).reshape(*x.shape[:-1], -1))
+        (out,) = multiply(layer, "out", attend(q, k, v, spec.window).reshape(*x.shape[:-1], -1))
         x = x + out
     with jax.named_scope("mlp"):
         normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-        gate, up = multiply(layer, "up", normed)
-        (out,) = multiply(layer, "down", jax.nn.silu(gate) * up)
-        return x + out
+        return x + mlp(layer, normed, spec, multiply)

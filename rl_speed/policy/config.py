@@ -105,6 +105,38 @@ HF_SCALING: Mapping[str, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the base of the frequencies, and their scaling or None."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+MLPS = ("swiglu",)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSpec:
+    """Properties that may differ between the layers of a model. Weights have the same shapes.
+
+    Attributes:
+      window: tokens that a query attends to, itself included; None: all earlier tokens.
+      rope: None: the model's, from `ModelConfig.rope_theta` and `rope_scaling`.
+      mlp: one of MLPS, computed by `block.mlp`.
+    """
+
+    window: int | None = None
+    rope: Rope | None = None
+    mlp: str = "swiglu"
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"LayerSpec.window must be at least 1 token, got {self.window}")
+        if self.mlp not in MLPS:
+            raise ValueError(f"LayerSpec.mlp must be one of {', '.join(MLPS)}, got {self.mlp!r}")
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer: RMSNorm before each block, rotary positions, grouped queries,
     SwiGLU.
@@ -119,7 +151,7 @@ class ModelConfig:
       head_dim: K, even.
       mlp_width: F.
       rope_theta: base of the rotary frequencies. rope_scaling: scaling for longer contexts; None:
-        none.
+        none. Both are for layers whose spec has no `rope`.
       norm_eps: added to the mean square in RMSNorm.
       qkv_bias: whether the query, key and value projections have a bias (Qwen2).
       qk_norm: whether queries and keys are RMS-normed over head_dim before rotation, each with one
@@ -134,6 +166,9 @@ class ModelConfig:
       unused_ids: ranges (first, one past the last) of ids that are no tokens, such as embedding
         padding. Their logits are so low that their probability is 0, in generation and in training.
       interpret: run TPU kernels in interpret mode on any device: slow, for tests.
+      specs: one period of layers. Layer i has spec i modulo their number; the last period may be
+        cut short.
+      trainable: names of the weights that training changes, such as ("wq", "wv"); None: all.
     """
 
     vocab_size: int
@@ -155,6 +190,8 @@ class ModelConfig:
     platform: str = "cpu"
     unused_ids: tuple[tuple[int, int], ...] = ()
     interpret: bool = False
+    specs: tuple[LayerSpec, ...] = (LayerSpec(),)
+    trainable: tuple[str, ...] | None = None
 
     def __post_init__(self):
         for name in (
@@ -187,6 +224,22 @@ class ModelConfig:
             raise ValueError(
                 f"model.platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
             )
+        if not 1 <= len(self.specs) <= self.layers:
+            raise ValueError(
+                f"model.specs must have between 1 and model.layers ({self.layers}) specs, got "
+                f"{len(self.specs)}"
+            )
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Rotary positions of each spec."""
+        own = Rope(self.rope_theta, self.rope_scaling)
+        return tuple(spec.rope or own for spec in self.specs)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any layer attends to a window of the earlier tokens."""
+        return any(spec.window is not None for spec in self.specs)
 
     @property
     def ids(self) -> int:
@@ -253,8 +306,10 @@ class ModelConfig:
     def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
         """A config.json for transformers 4 and 5; `dtype` is that of the stored weights.
 
-        Raises ValueError if no known family has these switches.
+        Raises ValueError if no known family has these switches, or layers differ.
         """
+        if self.specs != (LayerSpec(),):
+            raise ValueError(f"no known Hugging Face family has layers like {self.specs}")
         for model_type, family in FAMILIES.items():  # noqa: B007 (it is used after the loop)
             if all(getattr(self, name) == value for name, value in family.switches.items()):
                 break

@@ -7,16 +7,17 @@ context tokens, S slots, M cache positions.
 """
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
-from rl_speed.policy.block import MATRICES, block, full_precision, rms_norm, rope_angles
+from rl_speed.policy.block import MATRICES, Attention, block, full_precision, rms_norm, rope_angles
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
-from rl_speed.policy.transformer import output_head, weights
+from rl_speed.policy.transformer import embed, output_head, weights
 from rl_speed.sampling.types import Array, Decoder
 
 
@@ -108,6 +109,21 @@ def multiply(layer: dict[str, Any], group: str, x: Array, config: ModelConfig) -
     return jnp.split(products[0], cuts[group], axis=-1)
 
 
+def through_layers(
+    params: DecodeParams,
+    x: Array,
+    ropes: list[tuple[Array, Array]],
+    attend: Attention,
+    config: ModelConfig,
+) -> Array:
+    """The residual stream after all layers; `ropes`: one for each of `config.specs`."""
+    products = functools.partial(multiply, config=config)
+    kinds = itertools.cycle(zip(config.specs, ropes))
+    for layer, (spec, rope) in zip(params.layers, kinds):
+        x = block(layer, x, rope, attend=attend, spec=spec, config=config, multiply=products)
+    return x
+
+
 def prefill(
     params: DecodeParams,
     tokens_CxL: Array,
@@ -120,18 +136,16 @@ def prefill(
     Returns (list of KV with C rows and L positions, f[C, D], f32[C, V]). Unused outputs are not
     computed.
     """
-    products = functools.partial(multiply, config=config)
     with full_precision(config):
-        rope = rope_angles(jnp.arange(tokens_CxL.shape[1], dtype=jnp.int32)[None], config)
-        x_CxLxD = params.embed[tokens_CxL]
+        ropes = rope_angles(jnp.arange(tokens_CxL.shape[1], dtype=jnp.int32)[None], config)
+        x_CxLxD = embed(params.embed, tokens_CxL, config)
         pool = []
 
-        def attend(q, k, v):
+        def attend(q, k, v, window):
             pool.append(attention.to_kv_layout(k, v, config))
-            return causal_attention(q, k, v, config)
+            return causal_attention(q, k, v, config, window=window)
 
-        for layer in params.layers:
-            x_CxLxD = block(layer, x_CxLxD, rope, attend, config, products)
+        x_CxLxD = through_layers(params, x_CxLxD, ropes, attend=attend, config=config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
         last_CxD = rms_norm(last_CxD, params.final_norm, config.norm_eps)
     return pool, last_CxD, output_head(params.head, last_CxD, config)
@@ -161,7 +175,6 @@ def decode(
     length = context_kv[0].positions
     room = sum(part.positions for part in cache[0])
     at_S = jnp.minimum(suffix_length_S, room - 1)
-    products = functools.partial(multiply, config=config)
     with full_precision(config):
         attention_of = Attend(
             attention,
@@ -175,18 +188,18 @@ def decode(
             room=room,
         )
         # Once per step: XLA would recompute sines for every layer and head.
-        rope = jax.lax.optimization_barrier(rope_angles(context_length_S + suffix_length_S, config))
-        x_SxD = params.embed[token_S]
+        ropes = rope_angles(context_length_S + suffix_length_S, config)
+        ropes = jax.lax.optimization_barrier(ropes)
+        x_SxD = embed(params.embed, token_S, config)
         updated = []
 
-        def attend(q, k, v):
+        def attend(q, k, v, window):
             at = len(updated)
-            out, rows = attention_of(q, k, v, context_kv[at], cache[at])
+            out, rows = attention_of(q, k, v, context_kv[at], cache=cache[at], window=window)
             updated.append(rows)
             return out
 
-        for layer in params.layers:
-            x_SxD = block(layer, x_SxD, rope, attend, config, products)
+        x_SxD = through_layers(params, x_SxD, ropes, attend=attend, config=config)
         x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
     return output_head(params.head, x_SxD, config), updated
 

@@ -1,10 +1,15 @@
-"""The pass through stacked layers and back: what is kept, recomputed, and where gradients go."""
+"""The pass through stacked layers and back: what is kept, recomputed, and where gradients go.
+
+Layers may differ in what they compute (`ModelConfig.specs`): `steps` has a function (x, layer) -> x
+for each layer of a period. A loop makes whole periods; a last period that is cut short follows it.
+"""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from rl_speed.policy.block import Array, Params
 from rl_speed.policy.config import ModelConfig
@@ -13,6 +18,8 @@ from rl_speed.policy.config import ModelConfig
 # copies into stacked arrays. (The TPU compiler crashes on unrolled layers that are gathered over
 # fsdp and split over tensor.)
 UNROLLED_LAYERS = 4
+
+Steps = Sequence[Callable[[Array, Params], Array]]
 
 
 class Adding(NamedTuple):
@@ -30,7 +37,8 @@ def adding(params: Params, totals: Params, config: ModelConfig) -> Params:
     gradient is added in place as soon as it is computed.
 
     Args:
-      params, totals: trees of `weights(config)`, the latter float32.
+      params: the tree of `weights(config)`. totals: a tree like it, float32, with None in place of
+        weights that are not trained.
     """
     plain = {
         name: jax.tree.map(_add_to, part, totals[name])
@@ -40,57 +48,100 @@ def adding(params: Params, totals: Params, config: ModelConfig) -> Params:
     return {"layers": Adding(params["layers"], totals["layers"]), **plain}
 
 
+def _add_to(weight: Array, total: Array | None) -> Array:
+    return weight if total is None else _added_to(weight, total)
+
+
 @jax.custom_vjp
-def _add_to(weight: Array, total: Array) -> Array:
+def _added_to(weight: Array, total: Array) -> Array:
     return weight
 
 
-_add_to.defvjp(lambda weight, total: (weight, total), lambda total, g: (None, total + g))
+_added_to.defvjp(lambda weight, total: (weight, total), lambda total, g: (None, total + g))
 
 
 def through_layers(
-    step: Callable[[Array, Params], Array],
-    x_NxD: Array,
-    layers: Params | Adding,
-    config: ModelConfig,
+    steps: Steps, x_NxD: Array, layers: Params | Adding, config: ModelConfig
 ) -> Array:
-    """Apply `step(x, layer)` for each layer in turn."""
+    """Apply all layers in turn: `steps[i % len(steps)](x, layer i)`."""
     if isinstance(layers, Adding):
-        return _through_adding(step, x_NxD, *layers)
-    # In a scan the loop itself keeps XLA from undoing the recomputation; costly barriers are not
-    # needed.
-    step = jax.checkpoint(step, prevent_cse=False) if config.remat else step
+        return _through_adding(tuple(steps), x_NxD, *layers)
+    if config.remat:
+        # In a scan the loop itself keeps XLA from undoing the recomputation; costly barriers are
+        # not needed.
+        steps = [jax.checkpoint(step, prevent_cse=False) for step in steps]
     few = config.platform == "cpu" and config.layers <= UNROLLED_LAYERS
-    unroll = config.layers if few else 1
-    return jax.lax.scan(lambda x, layer: (step(x, layer), None), x_NxD, layers, unroll=unroll)[0]
+    return _scan(steps, x_NxD, layers, unroll=few)[0]
+
+
+def _scan(
+    steps: Steps, x: Array, layers: Params, unroll: bool = False, keep: bool = False
+) -> tuple[Array, Array | None]:
+    """(x after all layers, the layers' inputs [N, ...] if `keep`)."""
+    size = len(steps)
+    count = len(layers["attn_norm"])
+    whole = count // size * size  # layers of whole periods
+
+    def period(x, layers, length=size):
+        inputs = []
+        for i in range(length):
+            inputs.append(x)
+            x = steps[i](x, jax.tree.map(lambda w: w[i], layers))
+        return x, jnp.stack(inputs) if keep else None
+
+    def single(x, layer):
+        return steps[0](x, layer), x if keep else None
+
+    unrolled = count // size if unroll else 1
+    if size == 1:
+        return jax.lax.scan(single, x, layers, unroll=unrolled)
+    periods = jax.tree.map(lambda w: w[:whole].reshape(-1, size, *w.shape[1:]), layers)
+    x, inputs = jax.lax.scan(period, x, periods, unroll=unrolled)
+    if keep:
+        inputs = inputs.reshape(whole, *x.shape)
+    if whole < count:
+        x, more = period(x, jax.tree.map(lambda w: w[whole:], layers), length=count - whole)
+        inputs = jnp.concatenate([inputs, more]) if keep else None
+    return x, inputs
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _through_adding(step, x_NxD, layers, totals):
-    return _forward(step, x_NxD, layers, totals)[0]
+def _through_adding(steps, x_NxD, layers, totals):
+    return _forward(steps, x_NxD, layers, totals)[0]
 
 
-def _forward(step, x_NxD, layers, totals):
-    x, inputs = jax.lax.scan(lambda x, layer: (step(x, layer), x), x_NxD, layers)
+def _forward(steps, x_NxD, layers, totals):
+    x, inputs = _scan(steps, x_NxD, layers, keep=True)
     return x, (inputs, layers, totals)
 
 
-def _backward(step, saved, of_x):
+def _backward(steps, saved, of_x):
     inputs, layers, totals = saved
     count = len(inputs)
+    size = len(steps)
 
-    def layer(done, state):
-        of_x, totals = state
-        at = count - 1 - done
-
+    def layer(at, step, of_x, totals):
         def mine(x):
             return jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
 
-        _, pull = jax.vjp(step, mine(inputs), jax.tree.map(mine, layers))
+        x = mine(inputs)
+        weights = jax.tree.map(mine, layers)
+        trained = {name: weights[name] for name in weights if totals[name] is not None}
+        _, pull = jax.vjp(lambda x, some: step(x, {**weights, **some}), x, trained)
         of_x, gradient = pull(of_x)
-        return of_x, jax.tree.map(lambda total, g: total.at[at].add(g), totals, gradient)
+        added = {name: totals[name].at[at].add(g) for name, g in gradient.items()}
+        return of_x, {**totals, **added}
 
-    of_x, totals = jax.lax.fori_loop(0, count, layer, (of_x, totals))
+    def period(done, state):
+        last = count // size - 1 - done
+        for i in reversed(range(size)):
+            state = layer(last if size == 1 else last * size + i, steps[i], *state)
+        return state
+
+    state = of_x, totals
+    for at in reversed(range(count // size * size, count)):
+        state = layer(at, steps[at % size], *state)
+    of_x, totals = jax.lax.fori_loop(0, count // size, period, state)
     return of_x, None, totals
 
 

@@ -53,27 +53,42 @@ def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
     return tuple(windows[:-1:2] if kernel == "cudnn" else windows[:-1])
 
 
-def causal_attention(q: Array, k: Array, v: Array, config: ModelConfig) -> Array:
+def causal_attention(
+    q: Array, k: Array, v: Array, config: ModelConfig, window: int | None = None
+) -> Array:
     """Causal attention over rows that are not packed: q [B, T, H, K], k, v [B, T, G, K] -> [B, T,
-    H, K]. Heads are split over `tensor`.
+    H, K], within `LayerSpec.window`. Heads are split over `tensor`.
     """
     if attention_kernel(config) != "splash":
-        return dense_attention(q, k, v, None, config)
+        return dense_attention(q, k, v, None, config=config, window=window)
+    seen = smaller(q.shape[1], window)
 
     def attend(q, k, v):
-        return splash.splash_attention(q, k, v, None, q.shape[1], config)
+        return splash.splash_attention(q, k, v, None, window=seen, config=config)
 
     return over_tensor(attend, (2, 2, 2), 2, (q, k, v))
 
 
+def smaller(tokens: int, window: int | None) -> int:
+    """The smaller of the tokens there are and the window of a layer, if it has one."""
+    return tokens if window is None else min(tokens, window)
+
+
 def banded_attention(
-    q: Array, k: Array, v: Array, segment_ids: Array, window: Window, config: ModelConfig
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    window: Window,
+    config: ModelConfig,
+    layer_window: int | None = None,
 ) -> Array:
     """Causal attention within segments of at most `window.size` tokens.
 
     Args:
       q: [B, T, H, K]. k, v: [B, T, N, K]; H / N query heads share each of the N heads.
       segment_ids: i32[B, T]; a segment's tokens are contiguous. T is a multiple of `window.block`.
+      layer_window: `LayerSpec.window`.
 
     Returns: [B, T, H, K].
     """
@@ -81,7 +96,7 @@ def banded_attention(
     block = window.block
     count = length // block
     # A query block sees its own block and those that begin less than one window before its end.
-    before = -(-(window.size - 1) // block)
+    before = -(-(smaller(window.size, layer_window) - 1) // block)
 
     def keys(x, fill=0):
         """[B, T, ...] -> [B * count, (before + 1) * block, ...]: the keys each block may see."""
@@ -99,7 +114,9 @@ def banded_attention(
     place_K = jnp.arange((before + 1) * block)
     same = queries(segment_ids)[:, :, None] == keys(segment_ids, fill=-2)[:, None, :]
     mask = (same & (place_K <= place_Q[:, None]))[:, None]
-    implementation = attention_implementation(config, True, block)
+    if layer_window is not None:
+        mask &= place_K > place_Q[:, None] - layer_window
+    implementation = attention_implementation(config, True, block, window=layer_window)
     out = jax.nn.dot_product_attention(
         queries(q), keys(k), keys(v), mask=mask, implementation=implementation
     )
@@ -114,6 +131,7 @@ def stream_attention(
     which: Array,
     windows: tuple[Window, ...],
     config: ModelConfig,
+    layer_window: int | None = None,
 ) -> Array:
     """Causal attention within segments. `windows[which]`, i32[], fits the longest. Uses the splash
     kernel, or `banded_attention`, whose scores the backward pass recomputes.
@@ -123,26 +141,28 @@ def stream_attention(
 
     def attend(q, k, v, segment_ids, which):
         if attention_kernel(config) == "splash":
-            return splash.splash_attention(q, k, v, segment_ids, windows[-1].size, config)
-        return _switched(q, k, v, segment_ids, which, windows, config)
+            seen = smaller(windows[-1].size, layer_window)
+            return splash.splash_attention(q, k, v, segment_ids, window=seen, config=config)
+        return _switched(q, k, v, segment_ids, which, windows, config, layer_window)
 
     return over_tensor(attend, (2, 2, 2, None, None), 2, (q, k, v, segment_ids, which))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _switched(q, k, v, segment_ids, which, windows, config):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _switched(q, k, v, segment_ids, which, windows, config, layer_window):
     branches = [
-        functools.partial(banded_attention, window=window, config=config) for window in windows
+        functools.partial(banded_attention, window=window, config=config, layer_window=layer_window)
+        for window in windows
     ]
     return jax.lax.switch(which, branches, q, k, v, segment_ids)
 
 
-def _forward(q, k, v, segment_ids, which, windows, config):
-    out = _switched(q, k, v, segment_ids, which, windows, config)
+def _forward(q, k, v, segment_ids, which, *settings):
+    out = _switched(q, k, v, segment_ids, which, *settings)
     return out, (q, k, v, segment_ids, which)
 
 
-def _backward(windows, config, saved, out_gradient):
+def _backward(windows, config, layer_window, saved, out_gradient):
     # The switch is outside of the differentiated function: inside, the backward pass would hold
     # scores of every branch, with zeros for those not taken.
     *qkv, segment_ids, which = saved
@@ -150,7 +170,15 @@ def _backward(windows, config, saved, out_gradient):
     def branch(window):
         def gradients(q, k, v, out_gradient):
             def attend(q, k, v):
-                return banded_attention(q, k, v, segment_ids, window, config)
+                return banded_attention(
+                    q,
+                    k,
+                    v,
+                    segment_ids=segment_ids,
+                    window=window,
+                    config=config,
+                    layer_window=layer_window,
+                )
 
             return jax.vjp(attend, q, k, v)[1](out_gradient)
 

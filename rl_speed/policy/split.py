@@ -15,7 +15,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.mesh import ROWS, over_tensor, own_axes
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import Array, Params, Vocabulary, Weights, param_shardings
+from rl_speed.policy.transformer import (
+    Array,
+    Params,
+    Vocabulary,
+    Weights,
+    param_shardings,
+    trainable,
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -71,7 +78,7 @@ class SplitWeights(Weights):
 
     Attributes:
       specs: of the weight tree, for `jax.shard_map`: the `fsdp` split. The partitioner handles
-        `tensor`.
+        `tensor`. trainable_specs: of the trained weights, so of the gradients.
     """
 
     def __init__(self, config: ModelConfig, mesh: Mesh):
@@ -84,6 +91,7 @@ class SplitWeights(Weights):
             return axis if axis == "fsdp" and several else None
 
         self.specs = jax.tree.map(lambda s: PartitionSpec(*map(mine, s.spec)), shardings)
+        self.trainable_specs = trainable(config, self.specs)
         self._full = jax.tree.map(lambda s: s.spec, shardings)
 
     def _whole(self, part: Array, spec: PartitionSpec) -> Array:
@@ -132,7 +140,7 @@ class SplitWeights(Weights):
         def add(g, spec):
             return jax.lax.psum(g, axes(spec)) if axes(spec) else g
 
-        return jax.tree.map(add, gradients, self.specs)
+        return jax.tree.map(add, gradients, self.trainable_specs)
 
     def run(self, function: Any, out_specs: Any, params: Params, *tables: Any) -> Any:
         """Run function(params, *tables of one shard) on each row shard.

@@ -8,7 +8,7 @@ mlp width, N layers, V vocabulary.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from rl_speed.mesh import TRAIN_RULES, named_sharding, over_tensor
 from rl_speed.policy.block import (
     MATRICES,
     Array,
+    Attention,
     Params,
     block,
     full_precision,
@@ -94,6 +95,37 @@ def weights(config: ModelConfig) -> dict[str, Any]:
     return tree
 
 
+def trainable(config: ModelConfig, tree: Any) -> Any:
+    """A tree like `weights(config)` without the leaves that are not trained: None is in their
+    place. Gradients and optimizer moments are trees of this structure.
+
+    Raises ValueError if `config.trainable` names a weight that the policy does not have.
+    """
+    chosen = config.trainable
+    if chosen is None:
+        return tree
+    declared = weights(config)
+    known = {*declared, *declared["layers"]} - {"layers"}
+    if unknown := set(chosen) - known:
+        raise ValueError(
+            f"model.trainable names {', '.join(sorted(unknown))}; weights of this policy: "
+            f"{', '.join(sorted(known))}"
+        )
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _, leaf: leaf if path[-1].key in chosen else None, declared, tree
+    )
+
+
+def trained_part(tree: Any, like: Any) -> Any:
+    """`tree` without the leaves for which `like`, a tree from `trainable`, has None."""
+    return jax.tree.map(lambda leaf, kept: None if kept is None else leaf, tree, like)
+
+
+def merge_trained(part: Any, tree: Any) -> Any:
+    """`tree` with the leaves of `part`, a tree from `trainable`, in place of its own."""
+    return jax.tree.map(lambda leaf, mine: leaf if mine is None else mine, tree, part)
+
+
 def abstract_params(config: ModelConfig) -> dict[str, Any]:
     """The parameter tree as jax.ShapeDtypeStruct, float32."""
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), weights(config))
@@ -147,12 +179,15 @@ def attention_kernel(config: ModelConfig) -> str:
     return "splash" if config.platform == "tpu" and config.head_dim % 64 == 0 else "xla"
 
 
-def attention_implementation(config: ModelConfig, masked: bool, length: int) -> str:
+def attention_implementation(
+    config: ModelConfig, masked: bool, length: int, window: int | None = None
+) -> str:
     """Implementation for `jax.nn.dot_product_attention` of `length` tokens: "cudnn" or "xla".
 
-    In cuDNN's backward pass a mask (read as a bias) needs an even length.
+    In cuDNN's backward pass a mask (read as a bias) needs an even length. Layers with a window are
+    XLA's.
     """
-    fits = attention_kernel(config) == "cudnn" and not (masked and length % 2)
+    fits = attention_kernel(config) == "cudnn" and not (masked and length % 2) and window is None
     return "cudnn" if fits else "xla"
 
 
@@ -242,19 +277,31 @@ def multiply(layer: Params, group: str, x: Array) -> list[Array]:
 
 
 def dense_attention(
-    q: Array, k: Array, v: Array, segment_ids: Array | None, config: ModelConfig
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array | None,
+    config: ModelConfig,
+    window: int | None = None,
 ) -> Array:
     """Causal attention of q [B, T, H, K] over k, v [B, T, N, K], within segments i32[B, T] if
-    given.
+    given, and within `LayerSpec.window`.
     """
 
     def attend(q, k, v, segment_ids):
         mask = None
         if segment_ids is not None:
             mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-        implementation = attention_implementation(config, mask is not None, q.shape[1])
         return jax.nn.dot_product_attention(
-            q, k, v, mask=mask, is_causal=True, implementation=implementation
+            q,
+            k,
+            v,
+            mask=mask,
+            is_causal=True,
+            local_window_size=None if window is None else (window - 1, 0),
+            implementation=attention_implementation(
+                config, mask is not None, q.shape[1], window=window
+            ),
         )
 
     return over_tensor(attend, (2, 2, 2, None), 2, (q, k, v, segment_ids))
@@ -266,7 +313,7 @@ def hidden_states(
     config: ModelConfig,
     segment_ids: Array | None = None,
     positions: Array | None = None,
-    attend: Callable[[Array, Array, Array], Array] | None = None,
+    attend: Attention | None = None,
     weights: Weights = Weights(),
 ) -> Array:
     """The residual stream after the final norm, the output head's input.
@@ -280,16 +327,18 @@ def hidden_states(
         are contiguous.
       positions: i32 [B, T] rotary positions; by default counted from the start of the row or
         segment.
-      attend: (q [B, T, H, K], k, v [B, T, N, K]) -> [B, T, H, K] in place of `dense_attention`; it
-        must then handle `segment_ids` itself.
+      attend: (q [B, T, H, K], k, v [B, T, N, K], window) -> [B, T, H, K] in place of
+        `dense_attention`; it must then handle `segment_ids` itself.
       weights: how the parameters are read.
 
     Returns:
       [B, T, D] in config.dtype.
     """
-    dtype = jnp.dtype(config.dtype)
     if attend is None:
-        attend = functools.partial(dense_attention, segment_ids=segment_ids, config=config)
+
+        def attend(q, k, v, window):
+            return dense_attention(q, k, v, segment_ids, config=config, window=window)
+
     if positions is None:
         positions = (
             segment_positions(segment_ids)
@@ -299,20 +348,36 @@ def hidden_states(
 
     # All tokens on one axis: with two, XLA on CPUs transposes the operands of gradients first,
     # which takes as long as the products.
-    def layer_step(x_NxD, layer):
+    def layer_step(x_NxD, layer, spec, rope):
         with full_precision(config):  # also here: the backward pass may trace it again
-            layer = weights.layer(layer)
-            return block(layer, x_NxD, rope, attend, config, multiply)
+            return block(
+                weights.layer(layer),
+                x_NxD,
+                rope,
+                attend=attend,
+                spec=spec,
+                config=config,
+                multiply=multiply,
+            )
 
     with jax.named_scope("policy"), full_precision(config):
-        rope = rope_angles(positions, config)
-        with jax.named_scope("embed"):
-            x_NxD = weights.embed(params["embed"], tokens_BxT.reshape(-1), dtype)
+        ropes = rope_angles(positions, config)
+        steps = tuple(
+            functools.partial(layer_step, spec=spec, rope=rope)
+            for spec, rope in zip(config.specs, ropes)
+        )
+        x_NxD = embed(params["embed"], tokens_BxT.reshape(-1), config, weights)
         with jax.named_scope("layers"):
-            x_NxD = through_layers(layer_step, x_NxD, params["layers"], config)
+            x_NxD = through_layers(steps, x_NxD, params["layers"], config)
         with jax.named_scope("final_norm"):
             x_NxD = rms_norm(x_NxD, params["final_norm"], config.norm_eps)
         return x_NxD.reshape(*tokens_BxT.shape, -1)
+
+
+def embed(table: Array, tokens: Array, config: ModelConfig, weights: Weights = Weights()) -> Array:
+    """The residual stream before the first layer, [..., D] in the compute dtype, of token ids."""
+    with jax.named_scope("embed"):
+        return weights.embed(table, tokens, jnp.dtype(config.dtype))
 
 
 def output_head(

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from rl_speed.policy import ModelConfig
+from rl_speed.policy.transformer import trainable
 from rl_speed.update.state import TrainState, state_shardings
 
 
@@ -58,7 +59,7 @@ def abstract_state(
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     shapes = TrainState(
         params=params,
-        opt_state=jax.eval_shape(optimizer.init, params),
+        opt_state=jax.eval_shape(optimizer.init, trainable(model, params)),
         step=scalar,
         skipped=scalar,
         skipped_in_row=scalar,
@@ -75,7 +76,9 @@ WAITING = "optimizer"
 
 
 def update_parts(state: TrainState) -> dict[str, int]:
-    """Bytes per device held by the update, by part."""
+    """Bytes per device held by the update, by part. Gradients are counted for all weights, as if
+    all were trained.
+    """
     weights = device_bytes(state.params)
     return {
         "weights (sharded, float32)": weights,

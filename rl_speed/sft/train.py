@@ -21,7 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from rl_speed.mesh import ROWS, batch_sharding, row_shards
 from rl_speed.policy import ModelConfig, ModelFiles, num_params, save_hf
 from rl_speed.policy.split import SplitWeights
-from rl_speed.policy.transformer import attention_kernel
+from rl_speed.policy.transformer import attention_kernel, merge_trained, trainable, trained_part
 from rl_speed.runtime.checkpoint import Checkpointer, SaveError
 from rl_speed.runtime.checkpoint_folder import Owner, checkpoint_folder, require_moved
 from rl_speed.runtime.hosts import Hosts
@@ -61,8 +61,8 @@ class Pieces:
         return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens, kernel)
 
     def loss(self, params: Any, batch: SFTBatch, gradient: bool) -> tuple[Array, Any, Array]:
-        """(sum of -log p over the tokens to learn, in nats, f32[]; its gradient, a tree like
-        params, or None; token capacity of the pieces, f32[]).
+        """(sum of -log p over the tokens to learn, in nats, f32[]; its gradient, a tree from
+        `policy.transformer.trainable`, or None; token capacity of the pieces, f32[]).
         """
         # A row's first token has no log-prob: no token comes before it.
         learned = batch.mask[:, 1:]
@@ -94,7 +94,7 @@ class Pieces:
         whole = PartitionSpec()
         split = map(assignment.split, (batch.tokens, lengths, learned))
         return weights.run(
-            shard, (whole, weights.specs if gradient else None, whole), params, *split
+            shard, (whole, weights.trainable_specs if gradient else None, whole), params, *split
         )
 
 
@@ -122,11 +122,13 @@ def make_update(
         tokens = jnp.maximum(learned, 1)
         loss, gradients, computed = pieces.loss(params, batch, gradient=True)
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
-        updates, moved = optimizer.update(gradients, opt_state, params)
-        new = optax.apply_updates(params, updates), moved
-        params, opt_state = jax.tree.map(
-            lambda a, b: jnp.where(learned > 0, a, b), new, (params, opt_state)
+        before = trained_part(params, gradients)
+        updates, moved = optimizer.update(gradients, opt_state, before)
+        new = optax.apply_updates(before, updates), moved
+        trained, opt_state = jax.tree.map(
+            lambda a, b: jnp.where(learned > 0, a, b), new, (before, opt_state)
         )
+        params = merge_trained(trained, params)
         held = jnp.sum(row_lengths(batch.mask[:, 1:])).astype(jnp.float32)
         metrics = {
             "loss": loss / tokens,
@@ -243,7 +245,7 @@ class SFTTrainer:
         self.params = jax.device_put(parts.params, shardings.params)
         parts.params = None
         self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(
-            self.params
+            trainable(parts.model, self.params)
         )
         self._rate = jax.jit(learning_rate_schedule(optimizer))
         self._update = make_update(pieces, transformation)

@@ -18,6 +18,7 @@ from rl_speed.mesh import ROWS
 from rl_speed.policy import ModelConfig
 from rl_speed.policy.layers import adding
 from rl_speed.policy.packed import Window, make_windows
+from rl_speed.policy.transformer import trainable
 
 Array = jax.Array
 
@@ -187,7 +188,7 @@ class Ragged:
         merge: Callable[[Any, Any], Any],
     ) -> tuple[Any, Any]:
         """(second results of `loss` merged over all pieces by `merge`, sum of the gradients,
-        float32 like params).
+        float32, a tree from `policy.transformer.trainable`).
 
         Args:
           loss: (params as from `policy.layers.adding`, number) -> (f32[], anything).
@@ -205,7 +206,7 @@ class Ragged:
             found, totals = piece(totals, number)
             return merge(total, found), totals
 
-        totals = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        totals = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trainable(model, params))
         found, _ = jax.eval_shape(piece, totals, jnp.int32(0))
         return self.loop(body, (_zeros_like(found), totals))
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from rl_speed.mesh import TRAIN_RULES, replicated
 from rl_speed.policy import ModelConfig, abstract_params, param_shardings
+from rl_speed.policy.transformer import trainable
 
 
 @struct.dataclass
@@ -17,7 +18,8 @@ class TrainState:
     """All state that the update changes; donated to it.
 
     Attributes:
-      params: float32 master weights. opt_state: the optimizer's.
+      params: float32 master weights, all of them. opt_state: the optimizer's, of the trainable
+        weights alone (`policy.transformer.trainable`).
       step: i32[], optimizer updates applied. skipped: i32[], all updates skipped for a non-finite
         loss or gradient.
       skipped_in_row: i32[], updates skipped since the last applied one.
@@ -38,12 +40,11 @@ def state_shardings(
     """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
-    moments = jax.eval_shape(optimizer.init, abstract_params(config))
     opt_state = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
-        moments,
-        params,
+        jax.eval_shape(optimizer.init, trainable(config, abstract_params(config))),
+        trainable(config, params),
         transform_non_params=lambda _: whole,
     )
     return TrainState(
@@ -63,12 +64,16 @@ def init_state(
         return jnp.zeros((), jnp.int32)
 
     def build(params):
+        params = jax.tree.map(jnp.copy, params)
+        # No moments of weights that are not trained: the shardings have None for those.
+        opt_state = jax.tree.map(
+            lambda sharding, x: None if sharding is None else x,
+            shardings.opt_state,
+            optimizer.init(params),
+            is_leaf=lambda x: x is None,
+        )
         return TrainState(
-            params=jax.tree.map(jnp.copy, params),
-            opt_state=optimizer.init(params),
-            step=zero(),
-            skipped=zero(),
-            skipped_in_row=zero(),
+            params=params, opt_state=opt_state, step=zero(), skipped=zero(), skipped_in_row=zero()
         )
 
     return jax.jit(build, out_shardings=shardings)(params)

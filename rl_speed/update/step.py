@@ -21,7 +21,13 @@ from rl_speed.named import named
 from rl_speed.policy import ModelConfig, token_logprobs
 from rl_speed.policy.packed import stream_attention
 from rl_speed.policy.split import SplitWeights
-from rl_speed.policy.transformer import Weights, attention_kernel, hidden_states
+from rl_speed.policy.transformer import (
+    Weights,
+    attention_kernel,
+    hidden_states,
+    merge_trained,
+    trained_part,
+)
 from rl_speed.sampling import Batch
 from rl_speed.update.ragged import Piece, PieceShape, Ragged, RowAssignment
 from rl_speed.update.state import TrainState, state_shardings
@@ -85,7 +91,7 @@ def stream_logprobs(
     """
     tokens = piece.tokens[None]
 
-    def attend(q, k, v):
+    def attend(q, k, v, window):
         return stream_attention(
             q,
             k,
@@ -94,6 +100,7 @@ def stream_logprobs(
             which=piece.which,
             windows=shape.windows,
             config=model,
+            layer_window=window,
         )
 
     hidden = hidden_states(
@@ -190,7 +197,8 @@ def gradients(
     config: UpdateConfig,
     mesh: Mesh,
 ):
-    """(gradient f32 like params, metrics) of the loss over the whole batch, summed over pieces.
+    """(gradient f32 of the trainable weights, metrics) of the loss over the whole batch, summed
+    over pieces. See `policy.transformer.trainable`.
 
     Metrics are those of `policy_loss`, "sum/computed" (capacity in tokens of all shards' pieces)
     and "sum/held" (tokens of trained rows with their prompts).
@@ -269,7 +277,7 @@ def gradients(
 
     assignment = RowAssignment(lengths, row_shards(mesh))
     split = jax.tree.map(assignment.split, (batch.tokens, lengths, table))
-    return weights.run(shard, (weights.specs, PartitionSpec()), params, *split)
+    return weights.run(shard, (weights.trainable_specs, PartitionSpec()), params, *split)
 
 
 def metrics_to_log(
@@ -294,16 +302,17 @@ def metrics_to_log(
 def apply_gradients(
     state: TrainState, grads: Any, loss: Array, optimizer: optax.GradientTransformation, mask: Array
 ):
-    """One optimizer step. Skipped if the loss or the gradient is not finite, or `mask` has no
-    token: momentum, decay and schedule then do not change.
+    """One optimizer step on the weights that have a gradient. Skipped if the loss or the gradient
+    is not finite, or `mask` has no token: momentum, decay and schedule then do not change.
 
     Returns (state, norm, finite).
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     some = jnp.any(mask)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    before = trained_part(state.params, grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, before)
+    trained = optax.apply_updates(before, updates)
     made = finite & some
 
     def keep(new, old):
@@ -313,7 +322,7 @@ def apply_gradients(
     in_row = jnp.where(some, (state.skipped_in_row + 1) * skipped, state.skipped_in_row)
     return (
         TrainState(
-            params=keep(params, state.params),
+            params=merge_trained(keep(trained, before), state.params),
             opt_state=keep(opt_state, state.opt_state),
             step=state.step + made.astype(jnp.int32),
             skipped=state.skipped + skipped * some,

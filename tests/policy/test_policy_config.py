@@ -100,8 +100,9 @@ def test_real_configs_have_the_published_number_of_parameters(real_data, name):
 def test_rotary_scaling_by_hand():
     """Llama-3.2-1B: kept, divided and interpolated pairs, from the definition in wavelengths."""
     config = dataclasses.replace(BASE, head_dim=64, rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192))
-    plain = rope_frequencies(dataclasses.replace(config, rope_scaling=None))
-    scaled = rope_frequencies(config)
+    (rope,) = config.ropes
+    plain = rope_frequencies(dataclasses.replace(rope, scaling=None), config.head_dim)
+    scaled = rope_frequencies(rope, config.head_dim)
     ratio = np.asarray(scaled) / np.asarray(plain)
     assert ratio[0] == 1 and ratio[31] == pytest.approx(1 / 32)
     # Wavelengths in tokens.

@@ -1,0 +1,143 @@
+"""Weights that are not trained: no gradient, no moments, and not a bit of them changes; and
+a run goes on from a checkpoint.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+from test_training_step import CONFIG, MODEL, batch_of, make_groups
+
+from rl_speed.mesh import make_mesh
+from rl_speed.policy import abstract_params, init
+from rl_speed.policy.transformer import trainable
+from rl_speed.runtime.checkpoint import Checkpointer
+from rl_speed.runtime.out_of_memory import abstract_state
+from rl_speed.sft.data import SFTBatch
+from rl_speed.sft.train import Pieces
+from rl_speed.sft.train import make_update as make_sft_update
+from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.state import init_state, is_sound, make_snapshot, state_shardings
+from rl_speed.update.step import make_advantages, make_update
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+ATTENTION = dataclasses.replace(MODEL, trainable=("wq", "wv"))
+TABLE = dataclasses.replace(MODEL, trainable=("embed",), remat=True)
+SETTINGS = OptimizerConfig(learning_rate=0.1, warmup_steps=0)
+
+
+def by_name(tree):
+    """{name: leaf} of a tree of weights; names are unique."""
+    return {path[-1].key: x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def params_of():
+    return jax.device_get(jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0)))
+
+
+def prepared(model, mesh, optimizer=None):
+    """(state, function state -> (state, metrics)) of an update on one batch."""
+    optimizer = optimizer or make_optimizer(SETTINGS, abstract_params(model))
+    state = init_state(params_of(), optimizer, state_shardings(model, optimizer, mesh))
+    update = make_update(model, optimizer, mesh, CONFIG)
+    batch = batch_of(make_groups())
+    advantages = make_advantages(mesh, CONFIG)(batch, None)
+    return state, lambda state: update(state, batch, advantages, None, None)
+
+
+def moments(opt_state):
+    """{name: number of moments} of an optimizer's state."""
+    found = {}
+    for path, _ in jax.tree_util.tree_leaves_with_path(opt_state):
+        names = [str(getattr(key, "key", key)) for key in path]
+        found[names[-1]] = found.get(names[-1], 0) + 1
+    return {name: count for name, count in found.items() if name in by_name(params_of())}
+
+
+@pytest.mark.parametrize("axes", [{}, dict(fsdp=2, tensor=2)])
+@pytest.mark.parametrize("model", [ATTENTION, TABLE], ids=["attention", "table"])
+def test_frozen_weights_keep_every_bit(model, axes):
+    mesh = make_mesh(**axes)
+    state, update = prepared(model, mesh)
+    before = by_name(jax.device_get(state.params))
+    assert moments(state.opt_state) == dict.fromkeys(model.trainable, 2)
+    for _ in range(2):
+        state, metrics = update(state)
+    after = by_name(jax.device_get(state.params))
+    assert int(state.step) == 2 and metrics["grad_norm"] > 0 and is_sound(state)
+    changed = {name for name in before if (before[name] != after[name]).any()}
+    assert changed == set(model.trainable)
+    assert moments(state.opt_state) == dict.fromkeys(model.trainable, 2)
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_gradients_of_trained_weights_are_those_of_a_run_that_trains_all(remat):
+    def changes(model):
+        state, update = prepared(model, make_mesh(), optax.sgd(1.0))
+        before = by_name(jax.device_get(state.params))
+        after = by_name(jax.device_get(update(state)[0].params))
+        return {name: after[name] - before[name] for name in before}
+
+    every = changes(dataclasses.replace(MODEL, remat=remat))
+    some = changes(dataclasses.replace(ATTENTION, remat=remat))
+    for name, change in some.items():
+        want = every[name] if name in ATTENTION.trainable else 0 * every[name]
+        np.testing.assert_allclose(change, want, atol=1e-6, err_msg=name)
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    mesh = make_mesh(fsdp=2)
+    state, update = prepared(ATTENTION, mesh)
+    state, _ = update(state)
+    saver = Checkpointer(tmp_path, keep=1)
+    saver.save(
+        1,
+        state,
+        {"at": 1},
+        reference=make_snapshot(
+            state_shardings(ATTENTION, make_optimizer(SETTINGS, abstract_params(ATTENTION)), mesh)
+        )(state.params),
+    )
+    saver.close()
+    want = jax.device_get(update(state)[0])
+    again = Checkpointer(tmp_path, keep=1)
+    fresh, update = prepared(ATTENTION, mesh)
+    step, restored, _ = again.restore_newest(fresh)
+    again.close()
+    got = jax.device_get(update(restored)[0])
+    assert step == 1 and jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_supervised_training_leaves_frozen_weights_too():
+    mesh = make_mesh(fsdp=2)
+    optimizer = make_optimizer(SETTINGS, abstract_params(ATTENTION))
+    update = make_sft_update(Pieces(ATTENTION, mesh, 16), optimizer)
+    shardings = state_shardings(ATTENTION, optimizer, mesh)
+    before = by_name(params_of())
+    params = jax.device_put(params_of(), shardings.params)
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(
+        trainable(ATTENTION, params)
+    )
+    tokens = np.random.default_rng(0).integers(0, 12, (4, 8)).astype(np.int32)
+    batch = SFTBatch(tokens, np.arange(8) > np.zeros((4, 1)))
+    params, opt_state, _ = update(params, opt_state, batch)
+    after = by_name(jax.device_get(params))
+    assert {name for name in before if (before[name] != after[name]).any()} == {"wq", "wv"}
+    assert moments(opt_state) == {"wq": 2, "wv": 2}
+
+
+def test_abstract_state_is_that_of_the_run():
+    mesh = make_mesh()
+    optimizer = make_optimizer(SETTINGS, abstract_params(TABLE))
+    state, _ = prepared(TABLE, mesh, optimizer)
+    abstract = abstract_state(TABLE, abstract_params(TABLE), optimizer, mesh)
+    assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, abstract)
+
+
+def test_a_name_that_no_weight_has_is_refused():
+    with pytest.raises(ValueError, match="model.trainable names wx; weights of this policy: attn_"):
+        trainable(dataclasses.replace(MODEL, trainable=("wq", "wx")), abstract_params(MODEL))
