@@ -21,7 +21,7 @@ SCRIPT = pathlib.Path(__file__).with_name("faulty.py")
 # Two processes take turns on a core or two: seconds may pass without a sign of life.
 BOUNDS = ("--heartbeat_s=20", "--hang_s=120")
 # The flags with which Python starts are those of this process, with four devices each.
-# JAX 0.10 compiles faster with this flag; a newer one does not know it, and ends (tests/conftest.py).
+# As in tests/conftest.py: a flag that XLA does not know ends the process.
 _OLD = importlib.metadata.version("jaxlib").startswith("0.10.")
 DEVICES = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false" if _OLD else ""}
 
