@@ -138,8 +138,8 @@ def policy_loss(
       loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
       truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
         bounds every log-ratio before exp; beyond it the gradient is 0.
-      settings: numbers of a loss given by its word, such as clip_low. Numbers of other losses in `LOSSES`
-        are ignored, so that one set of settings serves all.
+      settings: numbers of a loss given by its word, such as clip_low. Numbers of other losses in
+        `LOSSES` are ignored, so that one set of settings serves all.
       ref_logprobs, entropy: f32[R, T] or None; the entropy of the policy per token, in nats.
       kl_coef, entropy_coef: numbers, or traced scalars for schedules.
 
