@@ -82,9 +82,7 @@ def train_all(devices: int, out: Path) -> None:
             config = embedded(method)
             config.seed = seed
             config.mesh.data = devices
-            for path, value in (SETTINGS | more).items():
-                section, leaf = path.split(".")
-                setattr(getattr(config, section), leaf, value)
+            config.update(SETTINGS | more)
             with tempfile.TemporaryDirectory() as workdir:
                 Trainer(config, workdir).run()
                 lines = lines_of(Path(workdir))

@@ -10,6 +10,7 @@ import optax
 import pytest
 from test_training_step import CONFIG, MODEL, batch_of, make_groups
 
+from rl_speed.config import Optimizer
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import abstract_params, init
 from rl_speed.policy.transformer import trainable
@@ -18,7 +19,7 @@ from rl_speed.runtime.out_of_memory import abstract_state
 from rl_speed.sft.data import SFTBatch
 from rl_speed.sft.train import Pieces
 from rl_speed.sft.train import make_update as make_sft_update
-from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.optimizer import make_optimizer
 from rl_speed.update.state import init_state, is_sound, make_snapshot, state_shardings
 from rl_speed.update.step import make_advantages, make_update
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 ATTENTION = dataclasses.replace(MODEL, trainable=("wq", "wv"))
 TABLE = dataclasses.replace(MODEL, trainable=("embed",), remat=True)
-SETTINGS = OptimizerConfig(learning_rate=0.1, warmup_steps=0)
+SETTINGS = Optimizer(learning_rate=0.1, warmup_steps=0)
 
 
 def by_name(tree):

@@ -204,9 +204,7 @@ def test_trained_prefix_is_on_policy_without_a_pass_of_its_own(drawn):
 def test_prefixes_are_scored_before_the_update_only_where_it_comes_too_late(changes, passes):
     config = embedded("rpo_grpo_paper")
     config.objective.old_logprobs = "behaviour"
-    for name, value in changes.items():
-        room, field = name.split(".")
-        setattr(getattr(config, room), field, value)
+    config.update(changes)
     assert scores_batch(config) == passes
 
 
@@ -435,9 +433,7 @@ def clean(record):
 def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
     def job(steps):
         config = small(method, steps)
-        for path, value in changes.items():
-            section, leaf = path.split(".")
-            setattr(getattr(config, section), leaf, value)
+        config.update(changes)
         return config
 
     whole = Trainer(job(6), tmp_path / "whole")

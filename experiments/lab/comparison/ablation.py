@@ -107,11 +107,10 @@ class Ablation:
     def config(self, steps: int = 0) -> Config:
         """What all variants share, of `steps` steps (0: those of the ablation)."""
         config = embedded(task=self.task)
-        for path, value in self.settings.items():
-            section, leaf = path.split(".")
-            if not hasattr(getattr(config, section), leaf):
-                raise ValueError(f"ablation {self.name}: there is no config.{path}")
-            setattr(getattr(config, section), leaf, value)
+        known = {*dotted.choices(config), *dict(dotted.leaves(config)), "rule.n"}
+        if unknown := sorted(self.settings.keys() - known):
+            raise ValueError(f"ablation {self.name}: there is no config.{unknown[0]}")
+        config.update(self.settings)
         config.training.steps = steps or self.steps
         config.evaluation.every = min(config.evaluation.every, config.training.steps)
         return config

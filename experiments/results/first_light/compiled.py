@@ -128,9 +128,7 @@ class Programs:
         if part == "right":
             for where in ("host", "in_loop"):
                 config = presets.embedded("speed_rloo")
-                for name, value in {**right.FIELDS, "driver.where": where}.items():
-                    section, _, field = name.partition(".")
-                    setattr(getattr(config, section), field, value)
+                config.update({**right.FIELDS, "driver.where": where})
                 yield f"chain, speed_rloo, {where}", config
         if part == "method":
             for task, config in (

@@ -392,12 +392,12 @@ def test_an_ablation_on_another_task():
         {"a": "rloo"},
         (),
         (),
-        settings={"rule.n": 8, "rule.m": 4},
+        settings={"rule.n": 8, "rule.n_init": 2},
         on={"scratchpad": {"variants": {"b": "grpo"}, "settings": {"rule.n": 6}, "steps": 7}},
     )
     there = ours.on_task("scratchpad")
     assert there.task == "scratchpad" and there.steps == 7 and there.variants == {"b": "grpo"}
-    assert there.settings == {"rule.n": 6, "rule.m": 4}
+    assert there.settings == {"rule.n": 6, "rule.n_init": 2}
     assert ours.on_task("chain") == ours
     with pytest.raises(ValueError, match="there is no task 'maths'; tasks: chain, scratchpad"):
         ours.on_task("maths")
