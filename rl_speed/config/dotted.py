@@ -83,7 +83,7 @@ def update(config: Any, values: Mapping[str, Any]) -> None:
     all numbers of one object together.
 
     Raises:
-      AttributeError: there is no such section. ValueError: an object refuses its numbers, or there
+      AttributeError: there is no such field. ValueError: an object refuses its numbers, or there
       is none of that word; names the field.
     """
     known = choices(config)
@@ -105,6 +105,8 @@ def update(config: Any, values: Mapping[str, Any]) -> None:
         holder = get(config, section) if section else config
         if section not in known:
             for leaf, value in fields.items():
+                if not hasattr(holder, leaf):
+                    raise AttributeError(f"there is no config.{section}.{leaf}")
                 setattr(holder, leaf, value)
             continue
         try:

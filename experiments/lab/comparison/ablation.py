@@ -20,7 +20,7 @@ from lab.comparison import pass_rates
 from lab.comparison.measures import CLASSES, COST, Bars, Column, Curve, Lines, PerClass
 from lab.comparison.probes import Finished, Probe, measure, probe_file
 from lab.comparison.runs import Run, Variant, folder_of, is_over, run_all, train
-from rl_speed.config import Config, Data, Replay, methods
+from rl_speed.config import Config, Data, Replay, dotted, methods
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.runtime.plotting import pyplot
 from rl_speed.runtime.signals import Stopped
