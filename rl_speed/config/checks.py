@@ -239,11 +239,11 @@ def check_evaluation(c: "Config") -> None:
         )
 
 
-def _require(c: "Config", rules: Sequence[tuple[str, bool, str]]) -> None:
+def _require(c: Any, rules: Sequence[tuple[str, bool, str]]) -> None:
     """Checks rules of the form (field, whether its value is allowed, the allowed values)."""
     for name, ok, want in rules:
         if not ok:
-            raise ValueError(f"config.{name} must be {want}; got {c.get(name)!r}")
+            raise ValueError(f"config.{name} must be {want}; got {dotted.get(c, name)!r}")
 
 
 def _require_one(c: "Config", names: Sequence[str]) -> None:

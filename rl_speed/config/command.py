@@ -46,8 +46,12 @@ class ConfigFlag(flags.Flag):
     def _parse(self, argument: str) -> Any:
         self.config_filename = argument
         path, colon, variant = argument.partition(":")
-        factory = load_config_file(path).get_config
-        config = factory(variant) if colon else factory()
+        try:
+            factory = load_config_file(path).get_config
+            config = factory(variant) if colon else factory()
+        except Exception as error:  # a file of the user's own may raise anything
+            said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise ValueError(f"--{self.name}={argument}: {said}") from error
         self.override_values = override(config, self.overrides, self.name)
         return config
 
@@ -325,8 +329,6 @@ def parse_flags(
         left = flags.FLAGS([arguments[0], *given])
     except (flags.Error, ValueError) as error:
         fail(str(error))
-    except Exception as error:  # of the configuration file
-        fail(f"--config: {type(error).__name__}: {error}")
     if problems := list(check_paths([("argument", word) for word in left[1:]])):
         fail("\n".join(problems))
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None

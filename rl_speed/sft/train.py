@@ -247,7 +247,7 @@ class SFTTrainer:
         self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(
             trainable(parts.model, self.params)
         )
-        self._rate = jax.jit(learning_rate_schedule(optimizer))
+        self._rate = jax.jit(learning_rate_schedule(optimizer, parts.steps))
         self._update = make_update(pieces, transformation)
         self._evaluate = make_evaluate(pieces)
         self.step = 0

@@ -280,7 +280,7 @@ def test_capacities(samples, slots, questions, pieces, piece):
         (
             ["--config=configs/evaluation.py:sped"],
             [
-                "error: flag --config=configs/evaluation.py:sped: ValueError: this preset has no "
+                "error: --config=configs/evaluation.py:sped: this preset has no "
                 "variant 'sped'; nearest: speed"
             ],
         ),

@@ -58,7 +58,7 @@ def test_workdir_holds_what_it_should(finished):
     ):
         assert np.isfinite(records[-1][name])
     assert [e["step"] for e in summary["evaluations"]] == [0, 2, 4, 6]
-    assert json.loads((workdir / "config.json").read_text())["rule"]["n"] == 8
+    assert json.loads((workdir / "config.json").read_text())["rule"]["n_cont"] == 4
     rollout = read_lines(workdir / "rollouts.jsonl")[-1]
     assert rollout["correct"] == (rollout["response"] == rollout["answer"])
     assert {p.name for p in plot_run(workdir)} == {"accuracy.png", "training.png"}

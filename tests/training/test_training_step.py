@@ -16,6 +16,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, forward, init
+from rl_speed.sampling import Uniform
 from rl_speed.training.split_step import SplitStep
 from rl_speed.update.batch import build_batch
 from rl_speed.update.state import TrainState, init_state, state_shardings
@@ -316,12 +317,12 @@ def test_mini_batches_without_samples_are_left_out_and_counted(params):
     state, metrics = step.update(new(), three)
     assert int(state.step) == 3 and int(metrics["empty_minibatches"]) == 1
     config.training.minibatches = 3
-    config.set("rule.n", 3)
+    config.rule = Uniform(3)
     expected, of_three = step.update(new(), three)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(expected))
     assert float(metrics["grad_norm"]) == float(of_three["grad_norm"]) > 0
     config.training.minibatches = 4
-    config.set("rule.n", 4)
+    config.rule = Uniform(4)
     state, metrics = step.update(new(), group.take(np.arange(0)))
     assert int(state.step) == 0 and int(metrics["empty_minibatches"]) == 4
 
