@@ -257,8 +257,8 @@ def test_the_least_variance_for_log_p_weighs_a_prompt_by_one_over_p(load):
     """Appendix B of Reinforce-Ada: budget times what its advantages are divided by."""
     variants = load("ada_hybrid").ABLATION.variants
     config = Variant(variants["variance-optimal"]).apply(load("ada_hybrid").ABLATION.config())
-    pool = build.pool_config(config)
-    assert pool.normalise and pool.weight == "none" and pool.singleton == "zero"
+    o = build.pool_config(config).objective
+    assert (o.advantage, o.weight, o.singleton) == ("pool_std", "none", "zero")
     p = np.array([0.05, 0.2, 0.5, 0.9])
     budgets = allocate(p, 10**6, form=config.estimate.form, n_min=0)
     weights = budgets / np.sqrt(p * (1 - p))
