@@ -249,7 +249,7 @@ def test_finished_run_shows_everything_with_its_numbers(tmp_path):
 def test_configuration_marks_what_was_changed(tmp_path):
     html = write_report(write(tmp_path / "run")).read_text()
     assert '<tr class=changed><th scope="row">seed</th><td>7</td><td>0</td></tr>' in html
-    assert '<tr><th scope="row">rule.n</th><td>24</td><td></td></tr>' in html
+    assert '<tr><th scope="row">rule.n_cont</th><td>20</td><td></td></tr>' in html
     assert html.index("<details>") < html.index("training.steps") < html.index("</details>")
 
 
