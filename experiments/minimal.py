@@ -2,7 +2,7 @@
 
     python experiments/minimal.py [--steps=60] [--seed=0]        # under a minute on two cores
 
-It is the default path of experiments/train.py, SPEED's Algorithm 2. Generation calls screen prompts
+It is the default path of experiments/train.py, SPEED's Algorithm 1. Generation calls screen prompts
 with 4 samples each, and draw 20 more of those that were neither always nor never solved. A step
 makes one RLOO update on 16 such groups. Held-out accuracy is printed every ten steps.
 """
