@@ -174,8 +174,8 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="first_light_"))
     paths = [str(ROOT), str(ROOT / "experiments"), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    # Empty at first. Programs that several parts and runs share are compiled once.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(scratch / "compiled")
+    # Empty at first, unless it is named. Programs that parts and runs share are compiled once.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(scratch / "compiled"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
     # The plan of `honest` takes 62 of an H100's 79 GiB; JAX would have three quarters of them.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")

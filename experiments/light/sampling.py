@@ -75,7 +75,7 @@ def ours(setting: common.Setting, found: common.Result) -> None:
             def call():
                 return drawn.append(sampling.sample(decoder, params, *arguments)) or drawn[-1]
 
-            seconds, first = machine.times(call, 2)
+            seconds, first = machine.times(call, 1)
             steps = int(drawn[-1].decode_steps)
             least = work.least_bytes(policy.num_params(model) * itemsize, steps, token) / bandwidth
             found.figures |= {

@@ -19,12 +19,11 @@ LOADING = {"attn_implementation": "sdpa"}
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Seconds of the second call: the first warms up."""
-    for _ in range(2):
-        begin = time.perf_counter()
-        call()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+    """Seconds of a call, to the end of its work on the device."""
+    begin = time.perf_counter()
+    call()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - begin
 
 
@@ -45,12 +44,12 @@ def made(shape: ModelConfig, folder: Path) -> Any:
 
 @torch.no_grad()
 def generated(model: Any, rows: np.ndarray, lengths: np.ndarray, batch: int) -> float:
-    """Batches of rows; each batch runs to its longest response."""
+    """Batches of rows; each batch runs to its longest response. A few tokens warm up."""
 
-    def call() -> None:
+    def call(room: int) -> None:
         for first in range(0, len(rows), batch):
             part = torch.as_tensor(rows[first : first + batch].astype(np.int64), device=DEVICE)
-            longest = int(lengths[first : first + batch].max())
+            longest = min(room, int(lengths[first : first + batch].max()))
             settings = transformers.GenerationConfig(
                 do_sample=True,
                 top_k=0,
@@ -61,7 +60,8 @@ def generated(model: Any, rows: np.ndarray, lengths: np.ndarray, batch: int) -> 
             )
             model.generate(part, attention_mask=torch.ones_like(part), generation_config=settings)
 
-    return float(lengths.sum()) / seconds_of(call)
+    call(8)
+    return float(lengths.sum()) / seconds_of(lambda: call(int(lengths.max())))
 
 
 def pieces(rows: list[np.ndarray], packed: bool, budget: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -108,4 +108,5 @@ def trained(model: Any, rows: list[np.ndarray], packed: bool, budget: int) -> fl
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
+    call()
     return tokens / seconds_of(call)
