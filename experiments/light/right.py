@@ -6,6 +6,8 @@ and a fused step, kill and resume.
 import dataclasses
 import functools
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,7 +157,11 @@ def train(folder: Path, **fields: object) -> subprocess.Popen:
     command = [sys.executable, str(TRAIN), f"--workdir={folder}"]
     command.append(f"--config={TRAIN.parents[1]}/configs/embedded.py:speed_rloo")
     command += [f"--config.{name}={value}" for name, value in (FIELDS | fields).items()]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    environment = dict(os.environ)
+    if shutil.which("nvidia-smi"):  # else sums on a GPU may come in another order
+        flags = environment.get("XLA_FLAGS", "")
+        environment["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
 
 
 def numbers(folder: Path) -> list[dict]:
