@@ -307,6 +307,11 @@ def _check_rule(c: "Config") -> None:
             f"config.rule={word!r}: a prompt may get {rule.max_samples} samples, and a batch has "
             f"rows for {c.group_size} (rule.n) of each of its groups; raise rule.n"
         )
+    if needs(rule, "budgets") and not (hasattr(rule, "n_min") and hasattr(rule, "n_max")):
+        raise ValueError(
+            f"config.rule={word!r} needs budgets, so it must have n_min and n_max, the least and "
+            "most samples of a prompt"
+        )
     if needs(rule, "budgets") and c.estimate.kind == "none":
         raise ValueError(
             f"config.rule={word!r} needs config.estimate.kind to be 'ema' or 'value'; got 'none'"
