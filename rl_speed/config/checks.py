@@ -98,15 +98,15 @@ def check(c: "Config") -> None:
     if samples % c.training.minibatches:
         raise ValueError(
             f"config.training.minibatches ({c.training.minibatches}) must divide the {samples} "
-            "samples of a batch (config.driver.groups x config.rule.n)"
+            f"samples of a batch (config.driver.groups x the {c.group_size} samples of a group)"
         )
     rows = samples // c.training.minibatches
     shards = c.mesh.data * c.mesh.fsdp
     if rows % shards:
         raise ValueError(
-            f"the {rows} samples of an optimizer step (config.driver.groups x config.rule.n / "
-            f"config.training.minibatches) cannot be split over mesh data={c.mesh.data} x "
-            f"fsdp={c.mesh.fsdp}; change config.driver.groups"
+            f"the {rows} samples of an optimizer step (config.driver.groups x the "
+            f"{c.group_size} samples of a group / config.training.minibatches) cannot be split "
+            f"over mesh data={c.mesh.data} x fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
     _check_pools(c)
     _check_replay(c)
