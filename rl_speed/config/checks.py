@@ -285,8 +285,21 @@ def check_options(c: Any) -> None:
                 raise ValueError(f"config.{section}.{f.name}={value!r}: {said}") from error
 
 
+def _check_hashable(c: "Config", path: str) -> None:
+    """Compiled functions are found again by the values of rule and loss."""
+    value = dotted.get(c, path)
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ValueError(
+            f"config.{path}={dotted.choices(c)[path].word_of(value)!r} cannot be hashed ({error}): "
+            "declare its class with @dataclass(frozen=True), and use tuples in place of lists"
+        ) from None
+
+
 def _check_loss(c: "Config") -> None:
     """Tries the loss."""
+    _check_hashable(c, "objective.loss")
     try:
         check_loss(c.objective.loss)
     except ValueError as error:
@@ -301,6 +314,7 @@ def _check_rule(c: "Config") -> None:
     for name in ("max_samples", "first_samples", "init", "decide"):
         if not hasattr(rule, name):
             raise ValueError(f"config.rule={word!r} is no rule: it has no {name}")
+    _check_hashable(c, "rule")
     downsamples = needs(rule, "downsampling")
     if rule.max_samples > c.group_size and not (downsamples or needs(rule, "budgets")):
         raise ValueError(
