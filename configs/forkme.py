@@ -82,7 +82,7 @@ def get_config() -> Config:
     config.rule = Speed(n_init=4, n_cont=20)
 
     # The update.
-    # What papers use for models of billions of weights; small models bear more.
+    # Papers use this for models of billions of weights; small models bear more.
     config.optimizer.learning_rate = 1e-6
     # Steps over which it rises to that: Adam's first steps know little of the gradient's size.
     config.optimizer.warmup_steps = 10
@@ -90,7 +90,7 @@ def get_config() -> Config:
     # Tokens whose activations a device holds at a time: fewer take less memory.
     config.training.micro_tokens = 8192
 
-    # What you see of it.
+    # Evaluation, checkpoints and logs.
     # Steps between evaluations, which take generation time and no training.
     config.evaluation.every = 20
     config.evaluation.samples = 1  # responses to each held-out question

@@ -108,11 +108,18 @@ class Choice:
 
     def word_of(self, value: Any) -> str:
         """The word that names this object: of `table`, or "module:name"."""
-        kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
-        for word, known in self.table.items():
-            if kind is known:
-                return word
-        return f"{kind.__module__}:{kind.__qualname__}"
+        kind = _kind_of(value)
+        return next((word for word, known in self.table.items() if kind is known), word_of(value))
+
+
+def word_of(value: Any) -> str:
+    """ "module:name" of a class or a function, or of the class of an object."""
+    kind = _kind_of(value)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _kind_of(value: Any) -> Any:
+    return value if callable(value) and hasattr(value, "__qualname__") else type(value)
 
 
 def chosen(

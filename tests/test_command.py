@@ -177,6 +177,18 @@ def test_fields_that_a_config_file_invents_or_mistypes(change, message):
         config.validate()
 
 
+def test_a_config_file_that_assigns_to_a_frozen_rule_is_told_how(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from rl_speed.config import Config\n"
+        "def get_config():\n"
+        "    config = Config()\n"
+        "    config.rule.n_init = 8\n"
+    )
+    with pytest.raises(ValueError, match="write config.set..rule.n_init., VALUE"):
+        ConfigFlag("").parse(str(path))
+
+
 def test_whole_numbers_serve_as_floats():
     config = Config()
     config.optimizer.learning_rate = 1

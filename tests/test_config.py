@@ -3,8 +3,11 @@ and every shipped file is a valid one.
 """
 
 import dataclasses
+import json
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lab.comparison.runs import Variant
@@ -12,7 +15,7 @@ from rl_speed.config import Config, dotted, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
-from rl_speed.objectives import Ppo
+from rl_speed.objectives import Pg, Ppo
 from rl_speed.sampling.rules import Band, Dynamic, Speed, Uniform, count_bounds
 from rl_speed.sft.config import SFTConfig
 
@@ -629,3 +632,50 @@ def test_variants_change_fields_and_name_mistakes():
     assert Variant("speed_rloo@rule.n_init=6").label == "speed_rloo n_init=6"
     with pytest.raises(ValueError, match="no config.rule.ninit; nearest: config.rule.n_init"):
         Variant("speed_rloo@rule.ninit=6").apply(Config())
+
+
+class Plain:
+    """A rule that is no dataclass."""
+
+    n = max_samples = first_samples = 8
+    init = Uniform.init
+    decide = Uniform.decide
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(Uniform):
+    """A rule with fields of other types than numbers and words."""
+
+    weights: tuple[tuple[float, ...], ...] = ((1.0, 2.0), ())
+    scale: Any = np.float32(0.5)
+    form: Any = max
+
+
+@pytest.mark.parametrize("path, kind", [("rule", Uniform), ("objective.loss", Pg)])
+def test_objects_that_cannot_be_hashed_are_refused(path, kind):
+    unhashable = type("Mine", (kind,), {"__hash__": None})
+    config = Config()
+    config.set(path, unhashable(8) if path == "rule" else unhashable())
+    with pytest.raises(ValueError, match=f"config.{path}=.*Mine.*@dataclass.frozen=True"):
+        config.validate()
+
+
+def test_a_rule_that_is_no_dataclass(monkeypatch):
+    monkeypatch.setitem(methods.METHODS, "plain_rloo", methods.METHODS["rloo"] | {"rule": Plain})
+    config = methods.apply(Config(), "plain_rloo")
+    methods.override(config, "plain_rloo", {"rule.n": 4, "rule.n_init": 2, "training.steps": 3})
+    assert config.validate().group_size == 8 and config.training.steps == 3
+    with pytest.raises(ValueError, match="config.rule='.*:Plain' is no dataclass: .* assign a new"):
+        config.set("rule.n", 4)
+
+
+def test_saved_settings_are_plain_json():
+    config = Config()
+    config.rule = Odd(n=8, weights=((3.0,), (4.0, 5.0)))
+    saved = config.to_dict()
+    assert json.loads(json.dumps(saved)) == saved
+    assert saved["rule"]["weights"] == [[3.0], [4.0, 5.0]]
+    assert (saved["rule"]["scale"], saved["rule"]["form"]) == (0.5, "builtins:max")
+    again = Config()
+    again.rule = Odd(n=8)
+    assert dotted.from_dict(again, {"rule": {"weights": [[3.0], [4.0, 5.0]]}}).rule == config.rule

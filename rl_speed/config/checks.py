@@ -98,15 +98,15 @@ def check(c: "Config") -> None:
     if samples % c.training.minibatches:
         raise ValueError(
             f"config.training.minibatches ({c.training.minibatches}) must divide the {samples} "
-            "samples of a batch (config.driver.groups x config.rule.n)"
+            f"samples of a batch (config.driver.groups x the {c.group_size} samples of a group)"
         )
     rows = samples // c.training.minibatches
     shards = c.mesh.data * c.mesh.fsdp
     if rows % shards:
         raise ValueError(
-            f"the {rows} samples of an optimizer step (config.driver.groups x config.rule.n / "
-            f"config.training.minibatches) cannot be split over mesh data={c.mesh.data} x "
-            f"fsdp={c.mesh.fsdp}; change config.driver.groups"
+            f"the {rows} samples of an optimizer step (config.driver.groups x the "
+            f"{c.group_size} samples of a group / config.training.minibatches) cannot be split "
+            f"over mesh data={c.mesh.data} x fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
     _check_pools(c)
     _check_replay(c)
@@ -285,8 +285,21 @@ def check_options(c: Any) -> None:
                 raise ValueError(f"config.{section}.{f.name}={value!r}: {said}") from error
 
 
+def _check_hashable(c: "Config", path: str) -> None:
+    """Compiled functions are found again by the values of rule and loss."""
+    value = dotted.get(c, path)
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ValueError(
+            f"config.{path}={dotted.choices(c)[path].word_of(value)!r} cannot be hashed ({error}): "
+            "declare its class with @dataclass(frozen=True), and use tuples in place of lists"
+        ) from None
+
+
 def _check_loss(c: "Config") -> None:
     """Tries the loss."""
+    _check_hashable(c, "objective.loss")
     try:
         check_loss(c.objective.loss)
     except ValueError as error:
@@ -301,11 +314,17 @@ def _check_rule(c: "Config") -> None:
     for name in ("max_samples", "first_samples", "init", "decide"):
         if not hasattr(rule, name):
             raise ValueError(f"config.rule={word!r} is no rule: it has no {name}")
+    _check_hashable(c, "rule")
     downsamples = needs(rule, "downsampling")
     if rule.max_samples > c.group_size and not (downsamples or needs(rule, "budgets")):
         raise ValueError(
             f"config.rule={word!r}: a prompt may get {rule.max_samples} samples, and a batch has "
             f"rows for {c.group_size} (rule.n) of each of its groups; raise rule.n"
+        )
+    if needs(rule, "budgets") and not (hasattr(rule, "n_min") and hasattr(rule, "n_max")):
+        raise ValueError(
+            f"config.rule={word!r} needs budgets, so it must have n_min and n_max, the least and "
+            "most samples of a prompt"
         )
     if needs(rule, "budgets") and c.estimate.kind == "none":
         raise ValueError(

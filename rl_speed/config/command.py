@@ -3,6 +3,7 @@ unknown fields name the nearest known ones.
 """
 
 import copy
+import dataclasses
 import difflib
 import importlib.util
 import re
@@ -51,9 +52,20 @@ class ConfigFlag(flags.Flag):
             config = factory(variant) if colon else factory()
         except Exception as error:  # a file of the user's own may raise anything
             said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise ValueError(f"--{self.name}={argument}: {said}") from error
+            raise ValueError(f"--{self.name}={argument}: {said}{_frozen_hint(error)}") from error
         self.override_values = override(config, self.overrides, self.name)
         return config
+
+
+def _frozen_hint(error: Exception) -> str:
+    """How to set a number of a rule or a loss, for a file that assigned to it."""
+    if not isinstance(error, dataclasses.FrozenInstanceError):
+        return ""
+    name = str(error).split("'")[1]
+    return (
+        f". Rules and losses are frozen: write config.set('rule.{name}', VALUE) or "
+        f"config.set('objective.loss.{name}', VALUE), or assign a new object"
+    )
 
 
 def define_config(help: str) -> flags.FlagHolder:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rl_speed.named import Choice
+from rl_speed.named import Choice, word_of
 
 # Below a chosen object: its word, in files ("rule.name").
 WORD = "name"
@@ -52,6 +52,11 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + field.name, value
 
 
+def changeable(chosen: Any) -> bool:
+    """Whether a chosen object's numbers can be set by name."""
+    return dataclasses.is_dataclass(chosen) or hasattr(chosen, "changed")
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """The configuration as JSON has it; an object is {"name": its word, number: value, ...}."""
     found: dict[str, Any] = {}
@@ -62,8 +67,28 @@ def to_dict(config: Any) -> dict[str, Any]:
         if choice:
             found[field.name] = {WORD: choice.word_of(value), **(inner or {})}
         else:
-            found[field.name] = value if inner is None else inner
+            found[field.name] = plain(value) if inner is None else inner
     return found
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON returns it: tuples as lists, NumPy's numbers as Python's, others as text."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return word_of(value) if callable(value) else str(value)
+
+
+def _like(present: Any, value: Any) -> Any:
+    """A value that `plain` returned, as the type of the present one: a list as a tuple."""
+    if isinstance(present, tuple) and isinstance(value, list):
+        return tuple(_like((), inner) for inner in value)
+    return value
 
 
 def from_dict(config: Any, values: Mapping[str, Any]) -> Any:
@@ -74,7 +99,7 @@ def from_dict(config: Any, values: Mapping[str, Any]) -> Any:
     words = {path: flat[f"{path}.{WORD}"] for path in choices(config) if f"{path}.{WORD}" in flat}
     update(config, words)
     known = dict(leaves(config))
-    update(config, {path: value for path, value in flat.items() if path in known})
+    update(config, {p: _like(known[p], value) for p, value in flat.items() if p in known})
     return config
 
 
@@ -109,6 +134,11 @@ def update(config: Any, values: Mapping[str, Any]) -> None:
                     raise AttributeError(f"there is no config.{section}.{leaf}")
                 setattr(holder, leaf, value)
             continue
+        if not changeable(holder):
+            raise ValueError(
+                f"config.{section}={known[section].word_of(holder)!r} is no dataclass: its numbers "
+                "cannot be set by name; assign a new object"
+            )
         try:
             made = known[section].change(holder, **fields)
         except (ValueError, TypeError) as error:

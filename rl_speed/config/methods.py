@@ -9,11 +9,10 @@ PPO with a critic, one of the SPEED paper's base algorithms, is not here. Only i
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rl_speed.config import Config
+from rl_speed.config import Config, dotted
 from rl_speed.objectives import Cispo, Gspo, Pg, Ppo
 from rl_speed.sampling.rules import (
     AdaptiveSpeed,
@@ -204,12 +203,14 @@ def override(config: Config, name: str, values: Mapping[str, Any]) -> None:
     have.
     """
     own = METHODS[name]
-    of_rule = {f.name for f in dataclasses.fields(config.rule)} | {"n"}
+    known = {path for path, _ in dotted.leaves(config)}
+    if dotted.changeable(config.rule) and hasattr(config.rule, "n"):
+        known.add("rule.n")
     kept = {}
     for path, value in values.items():
         made = next((f for f in own if path == f or path.startswith(f"{f}.")), None)
         number = made == "rule" and isinstance(own["rule"], type) and path != "rule"
-        if made is None or (number and path.removeprefix("rule.") in of_rule):
+        if made is None or (number and path in known):
             kept[path] = value
     config.update(kept)
 

@@ -55,7 +55,7 @@ def save_tokenizer(directory: str | os.PathLike, tokenizer: Any) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(directory)
     path = directory / "tokenizer_config.json"
-    settings = json.loads(path.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}
+    settings = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "Qwen2Tokenizer"}
     # Qwen2's default for missing tokens is "<|endoftext|>", which would be added to the vocabulary.
     settings |= {"bos_token": None, "unk_token": PAD}
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

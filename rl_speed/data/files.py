@@ -42,7 +42,7 @@ def read_json(path: pathlib.Path) -> Any:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:

@@ -16,20 +16,43 @@ from rl_speed.data.schemas import Row
 
 # Different spellings of one formula, in Unicode and in LaTeX, that NFKC does not unify.
 _SYMBOLS = str.maketrans(
-    dict(
-        zip(
-            "×÷·⋅≤⩽≦≥⩾≧≠±≈≡∞∠△⊥∥∈∉∪∩∅→∑∏∫∆√",
-            (
-                rf"\{name} "
-                for name in (
-                    "times div cdot cdot le le le ge ge ge ne pm approx equiv infty angle triangle "
-                    "perp parallel in notin cup cap emptyset to sum prod int delta sqrt"
-                ).split()
-            ),
-            strict=True,
-        )
-    )
-    | {"−": "-", "–": "-", "⁄": "/", "′": "'", "°": r"^\circ "}
+    {
+        "×": r"\times ",
+        "÷": r"\div ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "≤": r"\le ",
+        "⩽": r"\le ",
+        "≦": r"\le ",
+        "≥": r"\ge ",
+        "⩾": r"\ge ",
+        "≧": r"\ge ",
+        "≠": r"\ne ",
+        "±": r"\pm ",
+        "≈": r"\approx ",
+        "≡": r"\equiv ",
+        "∞": r"\infty ",
+        "∠": r"\angle ",
+        "△": r"\triangle ",
+        "⊥": r"\perp ",
+        "∥": r"\parallel ",
+        "∈": r"\in ",
+        "∉": r"\notin ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∅": r"\emptyset ",
+        "→": r"\to ",
+        "∑": r"\sum ",
+        "∏": r"\prod ",
+        "∫": r"\int ",
+        "∆": r"\delta ",
+        "√": r"\sqrt ",
+        "−": "-",
+        "–": "-",
+        "⁄": "/",
+        "′": "'",
+        "°": r"^\circ ",
+    }
 )
 _GREEK = str.maketrans(
     {

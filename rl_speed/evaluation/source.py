@@ -107,7 +107,7 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
             f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning "
             f"writes its policy to --out, here {values['out']}: config.model.path takes that"
         )
-    # What an evaluation does not look at may name functions that are not here.
+    # An evaluation reads neither section, and they may name functions that are not here.
     config = config_of({k: v for k, v in values.items() if k not in ("rule", "objective")})
     folder = checkpoint_folder(at, config.checkpoints.dir)
     steps = saved_steps(folder)

@@ -78,23 +78,52 @@ def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
         return {}
     if missing := [name for name in ("ids", "lengths", "tokens", *FIELDS) if name not in packed]:
         raise ValueError(f"field {missing[0]!r} is missing")
-    ids = json.loads(str(packed["ids"]))
-    columns = {}
-    for name, dtype in {"lengths": np.int32, "tokens": np.int32, **FIELDS}.items():
-        value = columns[name] = np.asarray(packed[name]).astype(dtype)
-        if name != "tokens" and value.shape != (len(ids),):
-            raise ValueError(
-                f"field {name!r} has shape {list(value.shape)}; there are {len(ids)} prompt ids"
-            )
+    ids = _json("ids", packed["ids"])
+    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+        raise ValueError("field 'ids' must be a JSON list of strings")
+    if len(set(ids)) != len(ids):
+        raise ValueError("field 'ids' names a prompt twice")
+    columns = {
+        name: _column(name, packed[name], dtype, None if name == "tokens" else len(ids))
+        for name, dtype in {"lengths": np.int32, "tokens": np.int32, **FIELDS}.items()
+    }
     lengths = columns.pop("lengths")
     tokens = columns.pop("tokens")
     if lengths.min(initial=1) < 1 or int(lengths.sum(dtype=np.int64)) != len(tokens):
         raise ValueError(
             f"field 'lengths' must be 1 or more each and add up to the {len(tokens)} tokens"
         )
+    for name, values, least in (("tokens", tokens, 0), ("shortest", columns["shortest"], 1)):
+        if (smallest := values.min(initial=least)) < least:
+            raise ValueError(f"field {name!r} holds {smallest}; it must be {least} or more")
     parts = np.split(tokens, np.cumsum(lengths, dtype=np.int64)[:-1])
     rows = zip(*(column.tolist() for column in columns.values()))
     return {name: CachedResponse(part, *row) for name, part, row in zip(ids, parts, rows)}
+
+
+def _json(name: str, value: Any) -> Any:
+    """Value of a field that holds JSON. Raises ValueError naming the field."""
+    try:
+        return json.loads(str(value))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"field {name!r} is not JSON ({error})") from None
+
+
+def _column(name: str, value: Any, dtype: type, length: int | None) -> np.ndarray:
+    """A field's values as `dtype`, without rounding or wrapping.
+
+    Raises ValueError naming the field.
+    """
+    value = np.asarray(value)
+    if value.ndim != 1 or (length is not None and len(value) != length):
+        expected = "one axis" if length is None else f"[{length}], one value for each prompt id"
+        raise ValueError(f"field {name!r} has shape {list(value.shape)}; it must have {expected}")
+    if not np.can_cast(value.dtype, dtype, "same_kind"):
+        raise ValueError(f"field {name!r} has type {value.dtype}; it must be {np.dtype(dtype)}")
+    cast = value.astype(dtype)
+    if not np.array_equal(cast, value, equal_nan=True):
+        raise ValueError(f"field {name!r} holds a value that {np.dtype(dtype)} cannot hold")
+    return cast
 
 
 def save_responses(
@@ -134,7 +163,7 @@ def load_responses(
     Raises:
       FileNotFoundError: there is none.
       ValueError: names the file and its fault: damaged, another format, a field that is missing or
-        does not fit, or a token id that is not below `vocab_size`.
+        does not fit, or a token id that is negative or not below `vocab_size`.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -145,9 +174,13 @@ def load_responses(
     except Exception as error:
         raise ValueError(f"{path}: not a whole file of cached responses ({error})") from None
     try:
-        if (version := fields.pop("format", None)) != FORMAT:
-            raise ValueError(f"its format is {version}; this code reads {FORMAT}")
-        about = json.loads(str(fields.pop("about", "{}")))
+        for name in ("format", "about"):
+            if name not in fields:
+                raise ValueError(f"field {name!r} is missing")
+        if str(version := fields.pop("format")) != str(FORMAT):
+            raise ValueError(f"its field 'format' is {version}; this code reads {FORMAT}")
+        if not isinstance(about := _json("about", fields.pop("about")), dict):
+            raise ValueError("field 'about' must be a JSON object")
         held = unpack_responses(fields)
         for name, response in held.items():
             if vocab_size is not None and (worst := int(response.tokens.max())) >= vocab_size:

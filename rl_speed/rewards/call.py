@@ -18,8 +18,14 @@ from rl_speed.rewards.signatures import Signature, Style, signature_of
 NOT_APPLICABLE = "not_applicable"
 # Causes that are counted for other reasons than a function's own: it may not name them.
 OURS = (
-    *("timeout", "stalled", "crash", "memory", "exception"),
-    *("retried", "beyond_window", NOT_APPLICABLE),
+    "timeout",
+    "stalled",
+    "crash",
+    "memory",
+    "exception",
+    "retried",
+    "beyond_window",
+    NOT_APPLICABLE,
 )
 _CAUSE = re.compile(r"[^\W\d][\w.-]{0,39}")
 _LARGEST = 3.4e38  # of float32, nearly

@@ -45,7 +45,7 @@ from rl_speed.rollout.calls import (
     unpack_cached,
 )
 from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
-from rl_speed.rollout.screening import PromptCounts, Screening, StepReport, starved
+from rl_speed.rollout.screening import PromptCounts, Screening, StepReport, starved, starved_advice
 from rl_speed.sampling import (
     ACCEPTED,
     COMPLETE,
@@ -175,9 +175,7 @@ class HostDriver:
                 f"{self.prompt_counts.rejected - start.rejected} rejected, of these "
                 f"{self.prompt_counts.failed - start.failed} never solved and "
                 f"{self.prompt_counts.solved - start.solved} always solved)",
-                "The data is too hard or too easy for this policy and rule: widen "
-                "config.rule.low/high, raise config.rule.n_init or config.driver.max_calls, or "
-                "change the data",
+                starved_advice(self.rule, "driver.max_calls"),
                 report.generation,
             )
         report.short = self.config.groups - count
@@ -560,7 +558,7 @@ class HostDriver:
         largest = max(self.buffer.largest, *(a.want for a in coming), 0)
         if largest > self.rule.max_samples:
             raise ValueError(
-                f"the checkpoint's waiting groups have {largest} samples, and config.rule.n is "
-                f"{self.rule.max_samples}: a batch has no room for them. Resume with the "
-                "config.rule.n of the saved run"
+                f"the checkpoint's waiting groups have {largest} samples, and {self.rule} has "
+                f"{self.rule.max_samples} at most: a batch has no room for them. Resume with the "
+                "config.rule of the saved run"
             )

@@ -15,6 +15,7 @@ from rl_speed.replay.cuts import Replay
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.generate import GenerationStats
+from rl_speed.sampling import Rule
 
 # Decay per decided prompt. The acceptance estimate remembers about 200, a standard error of 0.03 at
 # an acceptance of 0.2.
@@ -75,6 +76,10 @@ class StepReport:
         )
 
 
+# Number of a rule -> how to change it so that the rule rejects fewer prompts.
+_LENIENT = {"low": "lower", "high": "raise", "n_init": "raise", "rounds": "raise"}
+
+
 class StarvedError(RuntimeError):
     """The rule rejects every prompt, so no group can be trained on. All processes of a run raise it
     at the same place.
@@ -82,6 +87,22 @@ class StarvedError(RuntimeError):
 
     exit_status = 1
     everywhere = True
+
+
+def starved_advice(rule: Rule, more: str) -> str:
+    """How to make a rule accept more prompts, by the fields that it has.
+
+    Args:
+      more: the driver's setting that lets a step try more prompts.
+    """
+    ways = [f"{verb} config.rule.{name}" for name, verb in _LENIENT.items() if hasattr(rule, name)]
+    if not (hasattr(rule, "n_init") or hasattr(rule, "rounds")) and hasattr(rule, "n"):
+        ways.append("raise config.rule.n")
+    ways.append(f"raise config.{more}")
+    return (
+        f"The data is too hard or too easy for this policy and {rule}: {', '.join(ways)}, or "
+        "change the data"
+    )
 
 
 def starved(what: str, advice: str, stats: GenerationStats) -> StarvedError:

@@ -143,7 +143,7 @@ class WandB:
         try:
             self._run = wandb.init(
                 project=project,
-                id=path.read_text().strip(),
+                id=path.read_text(encoding="utf-8").strip(),
                 resume="allow",
                 name=workdir.name,
                 dir=str(workdir),
@@ -211,7 +211,7 @@ class Trackio(WandB):
         path = workdir / "trackio_run_name"
         if not path.exists():
             write_atomically(path, f"{workdir.name}-{uuid.uuid4().hex[:6]}")
-        name = path.read_text().strip()
+        name = path.read_text(encoding="utf-8").strip()
         self._run = trackio.init(project, name=name, resume="allow", config=dict(config))
 
     def text(self, step: int, name: str, text: str) -> None:

@@ -10,8 +10,13 @@ Drivers use a rule's decision on a prompt only when all its launched samples are
 decides how many prompts are in flight, in which order groups are accepted, and when to stop.
 `max_samples` bounds the samples of a prompt. `first_samples` is the number for an unseen prompt;
 rules that give each prompt its own number have `first_samples` as maximum and `least_first_samples`
-as minimum. A rule may also have `n`, the samples of a group that are trained on (`group_size`), and
-`needs`, what it asks of its driver (`NEEDS`).
+as minimum. A rule may also have
+
+    n                             samples of a group that are trained on (`group_size`)
+    needs                         what it asks of its driver (`NEEDS`)
+    of_size(n), a classmethod     the rule for groups of n samples (`sized`)
+    changed(**fields)             the rule with other numbers (`changed`)
+    round_counts(positive, done)  numbers of each round, for the metrics (`Sequential`)
 """
 
 import dataclasses
@@ -42,8 +47,9 @@ from rl_speed.sampling.types import (
 ENDS = ("both", "low", "high", "neither")
 # Values that must differ within a group for `Dynamic` to keep it.
 METRICS = ("accuracy", "reward")
-# What a rule may ask of its driver:
-#   budgets       samples of each prompt, from estimates of pass rates
+# Requests that a rule may make of its driver:
+#   budgets       samples of each prompt, from estimates of pass rates. The rule must have the
+#                 fields n_min and n_max, the least and most samples of a prompt
 #   forecast      the number of screening samples of each prompt, from a forecast
 #   rewards       the trained rewards (`Counts.varied`), which the host alone knows
 #   downsampling  trains on `n` of a group's samples
@@ -173,7 +179,7 @@ class Dynamic(_OnePhase):
     al., section 3.4, who want differences "even when all responses are correct".
     """
 
-    # What must differ within a group: correctness (DAPO), or the trained rewards, so that
+    # Values that must differ within a group: correctness (DAPO), or the trained rewards, so that
     # length-aware ones keep groups with only correct samples. Host only.
     metric: str = "accuracy"
 
@@ -232,6 +238,25 @@ class Speed:
                 f"{self.high}. Raise n_init (at least 2 with strict thresholds 0 and 1) "
                 "or widen the thresholds."
             )
+
+    @classmethod
+    def of_size(cls, n: int) -> "Speed":
+        """Groups of `n` samples, at most 4 of them for screening."""
+        return cls(n_init=min(4, n), n_cont=max(0, n - 4))
+
+    def changed(self, **fields: Any) -> "Speed":
+        """The rule with other numbers.
+
+        A group keeps its n samples if n_init is changed alone, and has n if that is given: n_cont
+        is what is left.
+        """
+        if "n_cont" not in fields:
+            n = fields.pop("n", self.n)
+            n_init = fields.get("n_init", self.n_init)
+            if not 1 <= n_init <= n:
+                raise ValueError(f"n_init must be between 1 and n ({n}); got {n_init}")
+            fields["n_cont"] = n - n_init
+        return dataclasses.replace(self, **fields)
 
     @property
     def accepted_counts(self) -> tuple[int, int]:
@@ -433,6 +458,18 @@ class Sequential:
         """Whether prompts have enough correct and enough wrong samples, bool[P]."""
         return (positive >= self.k_pos) & (done - positive >= self.k_neg)
 
+    def round_counts(self, positive: Array, done: Array) -> dict[str, int]:
+        """Numbers of each round t, from 1, over finished prompts with these counts, i32[P].
+
+        "active_t" counts prompts with samples in the round, "resolved_t" those resolved by its end.
+        """
+        resolved = self.resolved(positive, done)
+        counts = {}
+        for t in range(1, self.rounds + 1):
+            counts[f"active_{t}"] = int((done > self.m * (t - 1)).sum())
+            counts[f"resolved_{t}"] = int((resolved & (done <= self.m * t)).sum())
+        return counts
+
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         resolved = self.resolved(counts.positive, counts.done)
         spent = counts.done >= self.max_samples
@@ -472,6 +509,11 @@ class Allocated:
                 f"n_max ({self.n_max})"
             )
 
+    @classmethod
+    def of_size(cls, n: int) -> "Allocated":
+        """`n` samples on average, at most 4 n."""
+        return cls(n_max=4 * n, n=n)
+
     @property
     def max_samples(self) -> int:
         return self.n_max
@@ -505,31 +547,22 @@ RULES: dict[str, Callable[..., Rule]] = {
 
 
 def sized(kind: Callable[..., Rule], n: int) -> Rule:
-    """A rule of this class for groups of `n` samples, with its defaults otherwise.
+    """A rule of this class for groups of `n` samples: `kind.of_size(n)` if it has that method.
 
     Args:
-      kind: a class of `RULES`, or one of the user's own: called with `n` if it takes that.
+      kind: a class of `RULES`, or a class or function of the user's. Without `of_size` it is called
+        with `n` if it takes that, else without arguments.
     """
-    if kind is Speed:
-        return Speed(n_init=min(4, n), n_cont=max(0, n - 4))
-    if kind is Allocated:
-        return Allocated(n_max=4 * n, n=n)
+    if own := getattr(kind, "of_size", None):
+        return own(n)
     takes = inspect.signature(kind).parameters
     return kind(n=n) if "n" in takes else kind()
 
 
 def changed(rule: Rule, **fields: Any) -> Rule:
-    """The rule with other numbers.
-
-    A group of `Speed` keeps its n samples if n_init is changed alone, and has n if that is given:
-    n_cont is what is left.
-    """
-    if isinstance(rule, Speed) and "n_cont" not in fields:
-        n = fields.pop("n", rule.n)
-        n_init = fields.get("n_init", rule.n_init)
-        if not 1 <= n_init <= n:
-            raise ValueError(f"n_init must be between 1 and n ({n}); got {n_init}")
-        fields["n_cont"] = n - n_init
+    """The rule with other numbers: `rule.changed(**fields)` if it has that method."""
+    if own := getattr(rule, "changed", None):
+        return own(**fields)
     return dataclasses.replace(rule, **fields)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rl_speed.theory import _check
-from rl_speed.theory._binomial import coefficients, pmf
+from rl_speed.theory._binomial import LARGEST, coefficients, log_coefficients, pmf
 
 
 def acceptance(p, n_init: int, low=0, high=1):
@@ -213,8 +213,16 @@ def accepted_shares(accepted: np.ndarray, n_cont: int) -> np.ndarray:
       accepted: bool[n_init + 1], whether a number of positives is accepted.
     """
     n_init = len(accepted) - 1
-    orders = np.convolve(coefficients(n_init) * accepted, coefficients(n_cont))
-    return orders / coefficients(n_init + n_cont)
+    n = n_init + n_cont
+    if n <= LARGEST:
+        orders = np.convolve(coefficients(n_init) * accepted, coefficients(n_cont))
+        return orders / coefficients(n)
+    first, more, both = (log_coefficients(count) for count in (n_init, n_cont, n))
+    shares = np.zeros(n + 1)
+    for k in np.flatnonzero(accepted):
+        counts = slice(k, k + n_cont + 1)
+        shares[counts] += np.exp(first[k] + more - both[counts])
+    return shares
 
 
 def _shares(n_init, n_cont, low, high) -> np.ndarray:

@@ -16,7 +16,7 @@ from rl_speed.estimates.budgets import Allocation
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.generate import GenerationStats
-from rl_speed.rollout.screening import Screening, StepReport, starved
+from rl_speed.rollout.screening import Screening, StepReport, starved, starved_advice
 from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.sampling import COMPLETE, REJECTED, HostVerify, needs
 from rl_speed.sampling.callback import raise_failure
@@ -99,9 +99,7 @@ class FusedStep:
         self._unfinished = None
         error = starved(
             f"none of {report.screened} candidates was accepted in {self._max_calls} attempts",
-            "The data is too hard or too easy for this policy and rule: widen "
-            "config.rule.low/high, raise config.rule.n_init or config.driver.screen_prompts, or "
-            "change the data",
+            starved_advice(self.rule, "driver.screen_prompts"),
             report.generation,
         )
         error.state = state

@@ -53,23 +53,13 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
 
 
 def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
-    """Statistics of sequential sampling by round (Reinforce-Ada, Figure 5, lower row); {} for rules
-    without `resolved`.
+    """ "round/..." of the groups trained on, from `rule.round_counts`; {} for rules without it.
 
-    Over the groups trained on, which are all sampled groups with `on_unresolved="keep"`:
-    "round/active_t" counts groups with samples in round t, "round/resolved_t" those resolved by its
-    end.
+    These are all sampled groups with `on_unresolved="keep"` (Reinforce-Ada, Figure 5, lower row).
     """
-    if not hasattr(rule, "resolved"):
-        return {}
-    drawn = rollouts.sizes
-    right = rollouts.correct_counts
-    resolved = rule.resolved(right, drawn)
-    counts = {}
-    for t in range(1, rule.rounds + 1):
-        counts[f"round/active_{t}"] = float((drawn > rule.m * (t - 1)).sum())
-        counts[f"round/resolved_{t}"] = float((resolved & (drawn <= rule.m * t)).sum())
-    return counts
+    own = getattr(rule, "round_counts", None)
+    counts = own(rollouts.correct_counts, rollouts.sizes) if own else {}
+    return {f"round/{name}": float(count) for name, count in counts.items()}
 
 
 def rollout_record(

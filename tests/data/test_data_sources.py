@@ -3,6 +3,9 @@ nothing guessed.
 """
 
 import json
+import os
+import subprocess
+import sys
 
 import pyarrow
 import pyarrow.parquet
@@ -200,3 +203,12 @@ def test_a_list_may_hold_data_sets_of_the_hub(here):
         "a.jsonl",
         "owner/name:main@test[:5]",
     ]
+
+
+def test_pass_rates_are_read_as_utf8_in_any_locale(tmp_path):
+    path = tmp_path / "rates.json"
+    path.write_text('{"é": 0.5}', encoding="utf-8-sig")
+    code = "import sys; from rl_speed.data.pass_rates import load_pass_rate_table as load; "
+    code += 'assert load(sys.argv[1]) == {"\\xe9": 0.5}'
+    environment = dict(os.environ, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    subprocess.run([sys.executable, "-c", code, str(path)], env=environment, check=True)

@@ -329,23 +329,20 @@ def test_a_failed_write_leaves_the_file_that_was_there(tmp_path):
         filled().save(tmp_path / "nowhere" / "cache.npz")
 
 
-def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
-    path = tmp_path / "cache.npz"
+def refuses(path, match, error=ValueError, **arguments):
+    """The cache refuses the file by name and keeps what it holds."""
     cache = ReplayCache()
     cache.put("kept", response())
-    source = filled()
-    source.put("worst", response([7, 500]))
+    with pytest.raises(error, match=match) as raised:
+        cache.load(path, **arguments)
+    assert str(path) in str(raised.value) and list(cache._held) == ["kept"]
 
-    def refused(match, error=ValueError, **arguments):
-        with pytest.raises(error, match=match) as raised:
-            cache.load(path, **arguments)
-        assert str(path) in str(raised.value) and list(cache._held) == ["kept"]
 
-    refused("no such file", FileNotFoundError)
-    source.save(path)
+def test_damaged_files_are_named(tmp_path):
+    path = tmp_path / "cache.npz"
+    refuses(path, "no such file", FileNotFoundError)
+    filled().save(path)
     whole = path.read_bytes()
-    fields = dict(np.load(path))
-    refused("prompt 'worst' has token id 500; the vocabulary has 500 ids", vocab_size=500)
     for damage in (
         b"",
         b"text",
@@ -354,26 +351,51 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
         whole[:300] + b"\xff" * 9 + whole[309:],
     ):
         path.write_bytes(damage)
-        refused("not a whole file")
+        refuses(path, "not a whole file")
     with open(path, "wb") as file:
         np.save(file, np.arange(3))
-    refused("not a whole file")
-    lengths = fields["lengths"]
-    for match, change in [
-        ("field 'tokens' is missing", {"tokens": None}),
-        ("field 'reward' is missing", {"reward": None}),
-        ("its format is None", {"format": None}),
-        ("its format is 9", {"format": 9}),
-        ("field 'lengths' must be 1 or more", {"lengths": lengths + 1}),
-        (
-            "field 'lengths' must be 1 or more",
-            {"lengths": np.r_[0, lengths[0] + lengths[1], lengths[2:]]},
-        ),
-        ("field 'correct' has shape", {"correct": fields["correct"][1:]}),
-        ("Expecting value", {"ids": "what"}),
-    ]:
-        np.savez(
-            path,
-            **{name: value for name, value in {**fields, **change}.items() if value is not None},
-        )
-        refused(match)
+    refuses(path, "not a whole file")
+
+
+def test_a_token_outside_the_vocabulary_is_named(tmp_path):
+    path = tmp_path / "cache.npz"
+    cache = ReplayCache()
+    cache.put("worst", response([7, 500]))
+    cache.save(path)
+    refuses(path, "'worst' has token id 500; the vocabulary has 500 ids", vocab_size=500)
+
+
+@pytest.mark.parametrize(
+    "field, value, match",
+    [
+        *((name, None, f"field '{name}' is missing") for name in ("tokens", "reward", "format")),
+        ("about", None, "field 'about' is missing"),
+        ("format", 9, "'format' is 9"),
+        ("format", [1, 1], r"'format' is \[1 1\]"),
+        ("about", "[]", "'about' must be a JSON object"),
+        ("about", "what", "'about' is not JSON"),
+        ("ids", "what", "'ids' is not JSON"),
+        ("ids", "3", "'ids' must be a JSON list of strings"),
+        ("ids", "[1, 2]", "'ids' must be a JSON list of strings"),
+        ("ids", '["a", "a"]', "'ids' names a prompt twice"),
+        ("lengths", [3, 4], "'lengths' must be 1 or more"),
+        ("lengths", [0, 5], "'lengths' must be 1 or more"),
+        ("tokens", [1.5, 2, 3, 4, 5], "'tokens' has type float64"),
+        ("tokens", [[1], [2]], r"'tokens' has shape \[2, 1\]"),
+        ("tokens", [1, 2, -3, 4, 5], "'tokens' holds -3"),
+        ("tokens", [1, 2, 2**32, 4, 5], "'tokens' holds a value that int32 cannot hold"),
+        ("correct", [True], r"'correct' has shape \[1\]"),
+        ("correct", [1, 0], "'correct' has type int64"),
+        ("reward", ["1", "0"], "'reward' has type <U1"),
+        ("shortest", [1, 0], "'shortest' holds 0"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(tmp_path, field, value, match):
+    path = tmp_path / "cache.npz"
+    cache = ReplayCache()
+    cache.put("a", response([1, 2, 3]))
+    cache.put("b", response([4, 5]))
+    cache.save(path)
+    fields = {**np.load(path), field: value}
+    np.savez(path, **{name: kept for name, kept in fields.items() if kept is not None})
+    refuses(path, match)

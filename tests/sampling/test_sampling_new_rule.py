@@ -153,10 +153,23 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
         "class Choosy(Doubt):\n"
         "    def check(self, config):\n"
         "        raise ValueError('config.driver.groups must be prime')\n"
+        "class Budgeted(Doubt):\n"
+        "    needs = ('budgets',)\n"
         "@dataclasses.dataclass(frozen=True)\n"
         "class Bare:\n"
         "    n: int\n"
         "    m: int\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class Pairs:\n"
+        "    pairs: int\n"
+        "    max_samples = first_samples = n = property(lambda self: 2 * self.pairs)\n"
+        "    init = Doubt.init\n"
+        "    decide = Doubt.decide\n"
+        "    @classmethod\n"
+        "    def of_size(cls, n):\n"
+        "        return cls(n // 2)\n"
+        "    def changed(self, n):\n"
+        "        return self.of_size(n)\n"
     )
     config.set("rule", "other_rules:greedy")  # a function
     assert config.validate().group_size == 48
@@ -164,8 +177,13 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     for word, message in (
         ("Greedy", "a prompt may get 48 samples, and a batch has rows for 24 .rule.n."),
         ("Choosy", "config.driver.groups must be prime"),
+        ("Budgeted", "needs budgets, so it must have n_min and n_max"),
         ("Bare", "config.rule='other_rules:Bare': TypeError: .*missing.*'m'"),
     ):
         with pytest.raises(ValueError, match=message):
             config.set("rule", f"other_rules:{word}")
             config.validate()
+    config.set("rule", "other_rules:Pairs")  # the rule's own of_size and changed
+    assert config.rule.pairs == 12
+    config.set("rule.n", 8)
+    assert config.validate().rule.pairs == 4

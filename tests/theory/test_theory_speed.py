@@ -263,3 +263,22 @@ def test_expected_speedup_special_cases():
     assert other["speed"].signal == pytest.approx(
         theory.expected_speedup(rates, 4, 8)["speed"].signal
     )
+
+
+@pytest.mark.parametrize("n_init, n_cont", [(4, 1024), (4, 1025), (4, 1026), (1500, 1000)])
+def test_groups_beyond_the_range_of_floats_have_the_closed_form(n_init, n_cont):
+    p = np.array([0.0, 1e-3, 0.3, 0.5, 0.9, 1.0])
+    q = 1 - p
+    n = n_init + n_cont
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
+    same(theory.acceptance(p, n), 1 - p**n - q**n)
+    same(
+        theory.phi_prime(p, n_init, n_cont),
+        1
+        - n_cont / n * (p**n_init + q**n_init)
+        - n_init * n_cont / (n * (n - 1)) * (p * q ** (n_init - 1) + q * p ** (n_init - 1)),
+    )
+    same(theory.phi(p, n_init, n_cont, *EVERYTHING), p)
+    moments = theory.group_moments(p, n_init, n_cont, *EVERYTHING)
+    same(moments.signal, p * q)
+    same(moments.second_moment, p * q / n + (p * q) ** 2 * (n - 2) * (n - 3) / (n * (n - 1)))

@@ -30,8 +30,18 @@ for package in ("gcsfs", "google.cloud.storage", "gcp_storage_emulator"):
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 STATE = {"w": jnp.arange(8.0)}
+# Google's service says the generation of what it sends. Without it TensorStore fails where it reads
+# an object again, which depends on the time between the two reads.
 STORE = """
 import sys, time
+from gcp_storage_emulator.handlers import objects
+
+def download(request, response, storage, original=objects.download):
+    original(request, response, storage)
+    found = storage.objects[request.params["bucket_name"]].get(request.params["object_id"], {})
+    response["x-goog-generation"] = found.get("generation", "0")
+
+objects.download = download
 from gcp_storage_emulator.server import create_server
 create_server("localhost", int(sys.argv[1]), in_memory=True, default_bucket="bucket").start()
 time.sleep(3600)
@@ -55,7 +65,7 @@ def store():
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([sys.executable, "-c", STORE, str(port)], **quiet)
     try:
-        for _ in range(300):
+        while True:
             try:
                 urllib.request.urlopen(f"{address}/storage/v1/b/bucket", timeout=5).close()
                 break

@@ -3,6 +3,7 @@ buffers and limits kept.
 """
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.rollout.screening import starved_advice
 from rl_speed.sampling import AdaptiveSpeed, Band, Dynamic, Sequential, Speed, Uniform
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -425,7 +427,7 @@ def test_groups_of_a_checkpoint_that_no_batch_has_room_for_are_refused(before, n
     n = before.max_samples
     fewer = now.max_samples
     state, (driver, _) = saved(before, **changes), make(now, seed=3)
-    with pytest.raises(ValueError, match=f"waiting groups have {n} samples, .*rule.n is {fewer}:"):
+    with pytest.raises(ValueError, match=f"waiting groups have {n} samples, .* {fewer} at most:"):
         driver.load_state_dict(state)
 
 
@@ -451,6 +453,27 @@ def test_call_limit_trains_on_what_there_is_and_says_so():
     driver, _ = make(Dynamic(6), max_calls=1, screen_prompts=4)
     groups, report = take(driver, 0)
     assert report.short == 4 - len(groups) > 0 and report.generation.calls == 1
+
+
+@pytest.mark.parametrize(
+    "rule, advice",
+    [
+        (
+            Speed(4, 2),
+            "lower config.rule.low, raise config.rule.high, raise config.rule.n_init, raise "
+            "config.driver.max_calls, or",
+        ),
+        (
+            Band(6),
+            "lower config.rule.low, raise config.rule.high, raise config.rule.n, raise config.dri",
+        ),
+        (Sequential(on_unresolved="drop"), ": raise config.rule.rounds, raise config.driver.max"),
+        (Dynamic(6), "Dynamic.*: raise config.rule.n, raise config.driver.max_calls, or change"),
+    ],
+    ids=str,
+)
+def test_advice_names_only_fields_of_the_rule(rule, advice):
+    assert re.search(advice, starved_advice(rule, "driver.max_calls"))
 
 
 def test_nothing_acceptable_is_a_clear_error():
