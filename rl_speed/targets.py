@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 
@@ -77,12 +78,15 @@ def _be_a_hopper() -> None:
     """Answers for the described GPU where JAX asks the device that is here which it is."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    cudnn.check_compute_capability = lambda capability: True
+    def can(capability: str) -> bool:
+        return True
+
+    cudnn.check_compute_capability = can
     with contextlib.suppress(ImportError):  # before JAX 0.11 Pallas does not ask
         from jax._src.pallas.triton import gpu_info
 
-        hopper = gpu_info.get_gpu_info_from_version(gpu_info.GpuVersion.H100)
-        gpu_info.registry["cpu"] = lambda: hopper
+        h100 = gpu_info.GpuVersion.H100
+        gpu_info.registry["cpu"] = partial(gpu_info.get_gpu_info_from_version, h100)
 
 
 @dataclasses.dataclass(frozen=True)
