@@ -5,6 +5,7 @@ devices: a program's memory is XLA's own figure for that chip.
 --target=...` uses it.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -72,6 +73,18 @@ CHIPS = {
 }
 
 
+def _be_a_hopper() -> None:
+    """Answers for the described GPU where JAX asks the device that is here which it is."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    cudnn.check_compute_capability = lambda capability: True
+    with contextlib.suppress(ImportError):  # before JAX 0.11 Pallas does not ask
+        from jax._src.pallas.triton import gpu_info
+
+        hopper = gpu_info.get_gpu_info_from_version(gpu_info.GpuVersion.H100)
+        gpu_info.registry["cpu"] = lambda: hopper
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """Chips of one kind in a topology: "v5p:2x2x1", or "h100:8"."""
@@ -110,6 +123,8 @@ class Target:
         os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
         # Several may compile at the same time, because none holds a device.
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+        if self.chip.platform == "gpu":
+            _be_a_hopper()
 
     def devices(self) -> Sequence[jax.Device]:
         """Described devices: programs compile for them, and nothing runs.

@@ -1,9 +1,13 @@
-"""Is it right here? The forward pass against the CPU, attention kernels and the sampler's log-probs
-against the trainer's, tokens over orders of requests, a split and a fused step, kill and resume.
+"""Is it right here? The forward pass and gradients of packed rows against the CPU, attention
+kernels and the sampler's log-probs against the trainer's, tokens over orders of requests, a split
+and a fused step, kill and resume.
 """
 
 import dataclasses
+import functools
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +16,21 @@ from pathlib import Path
 
 import common
 import jax
+import jax.flatten_util
 import numpy as np
 
 from lab.benchmark import decode
 from rl_speed import policy, sampling
 from rl_speed.mesh import platform_of
+from rl_speed.policy.transformer import attention_kernel
+from rl_speed.update.ragged import PieceShape, make_plan, piece_of
+from rl_speed.update.step import stream_logprobs
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 # Largest difference of a log-prob (nats). float32 products are asked for in full precision.
 LIMITS = {"float32": 1e-3, "bfloat16": 0.25}
+# Largest distance of gradients, relative to their norm.
+GRADIENTS = {"float32": 1e-4, "bfloat16": 0.05}
 # Requests, their slots, prompts, the longest prompt, tokens of a response, and those of a block.
 ROWS = 16
 SLOTS = 8
@@ -111,12 +121,47 @@ def policies(setting: common.Setting, found: common.Result) -> None:
             )
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def packed_gradients(params, tokens, model):
+    """Gradients of the mean log-prob of ragged rows that lie behind one another."""
+    lengths = jax.numpy.asarray(np.random.default_rng(4).integers(9, tokens.shape[1] + 1, ROWS))
+    shape = PieceShape.of(*tokens.shape, tokens.size, attention_kernel(model))
+    piece = piece_of(make_plan(lengths, shape), tokens, np.int32(0), shape)
+    inside = (piece.segment >= 0) & (piece.segment == jax.numpy.roll(piece.segment, -1))
+
+    def mean(params):
+        logprobs, _ = stream_logprobs(params, piece, shape, model)
+        return jax.numpy.where(inside, logprobs, 0).sum() / inside.sum()
+
+    return jax.grad(mean)(params)
+
+
+def packed(setting: common.Setting, found: common.Result) -> None:
+    """Gradients of packed rows, here and on the CPU."""
+    cpu = jax.local_devices(backend="cpu")[0]
+    start = jax.jit(policy.init, static_argnums=0)(shape("float32", "cpu"), jax.random.key(0))
+    tokens = np.random.default_rng(5).integers(8, 1024, (ROWS, LONGEST + ROOM)).astype(np.int32)
+    exact = packed_gradients(*jax.device_put((start, tokens), cpu), shape("float32", "cpu"))
+    exact, _ = jax.flatten_util.ravel_pytree(jax.device_get(exact))
+    for dtype, limit in GRADIENTS.items():
+        name = f"packed rows, {dtype}: distance of the gradient"
+        with found.attempt(name):
+            here = packed_gradients(start, tokens, shape(dtype, platform_of(None)))
+            here, _ = jax.flatten_util.ravel_pytree(jax.device_get(here))
+            distance = np.linalg.norm(here - exact) / np.linalg.norm(exact)
+            found.at_most(name, distance, limit)
+
+
 def train(folder: Path, **fields: object) -> subprocess.Popen:
     """Start a run, or go on with it."""
     command = [sys.executable, str(TRAIN), f"--workdir={folder}"]
     command.append(f"--config={TRAIN.parents[1]}/configs/embedded.py:speed_rloo")
     command += [f"--config.{name}={value}" for name, value in (FIELDS | fields).items()]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    environment = dict(os.environ)
+    if shutil.which("nvidia-smi"):  # else sums on a GPU may come in another order
+        flags = environment.get("XLA_FLAGS", "")
+        environment["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
 
 
 def numbers(folder: Path) -> list[dict]:
@@ -156,4 +201,4 @@ def steps(setting: common.Setting, found: common.Result) -> None:
 
 
 if __name__ == "__main__":
-    common.main(steps, policies)
+    common.main(steps, policies, packed)

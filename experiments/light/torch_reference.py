@@ -39,28 +39,28 @@ def made(shape: ModelConfig, folder: Path) -> Any:
     (folder / "config.json").write_text(json.dumps(shape.to_hf()))
     config = transformers.AutoConfig.from_pretrained(folder)
     make = transformers.AutoModelForCausalLM.from_config
-    return make(config, dtype=torch.float32, **LOADING).to(DEVICE).train()
+    with torch.device(DEVICE):
+        return make(config, dtype=torch.float32, **LOADING).train()
 
 
 @torch.no_grad()
-def generated(model: Any, rows: np.ndarray, lengths: np.ndarray, batch: int) -> float:
-    """Batches of rows; each batch runs to its longest response. A few tokens warm up."""
+def generated(model: Any, rows: np.ndarray, lengths: np.ndarray) -> float:
+    """One batch of rows, which runs to its longest response. A few tokens warm up."""
+    prompts = torch.as_tensor(rows.astype(np.int64), device=DEVICE)
 
     def call(room: int) -> None:
-        for first in range(0, len(rows), batch):
-            part = torch.as_tensor(rows[first : first + batch].astype(np.int64), device=DEVICE)
-            longest = min(room, int(lengths[first : first + batch].max()))
-            settings = transformers.GenerationConfig(
-                do_sample=True,
-                top_k=0,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
-                pad_token_id=0,
-                eos_token_id=0,
-            )
-            model.generate(part, attention_mask=torch.ones_like(part), generation_config=settings)
+        settings = transformers.GenerationConfig(
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=room,
+            min_new_tokens=room,
+            pad_token_id=0,
+            eos_token_id=0,
+        )
+        mask = torch.ones_like(prompts)
+        model.generate(prompts, attention_mask=mask, generation_config=settings)
 
-    call(8)
+    call(4)
     return float(lengths.sum()) / seconds_of(lambda: call(int(lengths.max())))
 
 

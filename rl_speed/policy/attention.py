@@ -9,9 +9,8 @@ rounding:
 - "ragged" reads the first block of all rows in place, since every busy row uses it, and loops over
   the rest. Later cache blocks are read by the rows that reach them. Each context block is read once
   for several samples of that context. Cost grows with the tokens held. Plain XLA.
-- "pallas" reads each row up to its length. On TPUs it is our kernel (`decode_kernel.py`), which
-  reads a context once for several samples. On GPUs it is JAX's kernel, for which contexts are
-  gathered.
+- "pallas" reads each row up to its length, and a context once for several samples: a kernel for
+  TPUs (`decode_kernel.py`) and one for GPUs (`gpu_kernel.py`).
 
 Shape letters: S slots, H query heads, G key/value heads, Q = H / G, K head_dim, C contexts, L
 context tokens, M cache positions, W rows attended together, B tokens of a block.
@@ -20,17 +19,15 @@ context tokens, M cache positions, W rows attended together, B tokens of a block
 import dataclasses
 import functools
 import logging
-import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rl_speed.mesh import over_tensor
-from rl_speed.policy import decode_kernel
+from rl_speed.policy import decode_kernel, gpu_kernel
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.decode_kernel import MASKED
+from rl_speed.policy.decode_kernel import MASKED, Tiles
 
 Array = jax.Array
 log = logging.getLogger(__name__)
@@ -52,8 +49,8 @@ class DecodeAttention:
       block: tokens read at a time ("ragged").
       rows: cache rows read together after the first block ("ragged"). The same for any number of
         slots, so a narrower batch draws the same tokens.
-      samples: samples of one context attended together ("ragged"). More cost more per product;
-        fewer need more loop iterations.
+      samples: samples of one context attended together ("ragged", "pallas"). More cost more per
+        product; fewer read a context more often.
       cache_dtype: of keys and values; "" means the compute dtype. bfloat16 halves reads and memory
         under float32.
     """
@@ -82,14 +79,12 @@ class DecodeAttention:
                 'attention "pallas" reads all earlier tokens, but layers of this model attend to a '
                 'window of them: choose "auto", "dense" or "ragged"'
             )
-        if self.kind == "pallas" and model.platform != "tpu" and gpu_kernel() is None:
-            return "dense"
         if self.kind != "auto":
             return self.kind
         if not model.has_windows:
             if model.platform == "tpu" and decode_kernel.fits(model):
                 return "pallas"
-            if model.platform == "gpu" and gpu_fits(positions, model) and gpu_kernel() is not None:
+            if model.platform == "gpu" and gpu_kernel.fits(positions, model):
                 return "pallas"
         return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
@@ -142,7 +137,7 @@ class KV(NamedTuple):
 
     Each is in the layout of its product: scores over positions, and sums over K. From any other
     layout a CPU transposes before every product. Kernels ("pallas") want the same layout for both:
-    [rows, G, positions, K] for JAX's on GPUs, [rows, positions, G * K] for ours on TPUs.
+    [rows, G, positions, K] on GPUs, [rows, positions, G * K] on TPUs.
     """
 
     k: Array
@@ -231,75 +226,51 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array, first_S: Array | None 
     )
 
 
-@functools.cache
-def gpu_kernel() -> Callable | None:
-    """JAX's decode kernel for GPUs; None, with one warning, if this JAX has none.
-
-    It is experimental and deprecated since JAX 0.11, so a later release may lack it. The
-    deprecation warning is hidden, since users cannot act on it.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            from jax.experimental.pallas.ops.gpu.decode_attention import gqa
-    except Exception as error:  # the module is gone, or fails to import
-        log.warning(
-            'attention "pallas" is not available with JAX %s (%s: %s): decoding takes "dense", '
-            "which reads every position of the cache",
-            jax.__version__,
-            type(error).__name__,
-            error,
-        )
-        return None
-    return gqa
-
-
 def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
-    """`dense_part` by JAX's decode kernel for GPUs, which reads nothing past the length.
+    """`dense_part` by the kernel for GPUs, which reads nothing past the length.
 
     Interpreted on any other platform.
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
-    positions = kv.v.shape[2]
-    if positions % 16:
-        raise ValueError(
-            f'attention "pallas" needs room for a multiple of 16 tokens; got {positions}: change '
-            "the longest prompt or response, or choose another attention"
-        )
-    splits = next(n for n in (16, 8, 4, 2, 1) if positions % (16 * n) == 0)
-    block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
-
-    # The kernel transposes back, so no copy is made.
-    def heads_last(x):
-        return jnp.swapaxes(x, 1, 2)
-
-    out, (total, top) = gpu_kernel()(
-        q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype),
-        heads_last(kv.k),
-        heads_last(kv.v),
-        kv_seq_len=length_S,
-        sm_scale=1.0,
-        block_k=block,
-        k_splits=splits,
+    parts = gpu_kernel.attend(
+        q_SxGxQxK,
+        *kv,
+        jnp.arange(slots, dtype=jnp.int32),
+        jnp.repeat(length_S[:, None], per_group, axis=1),
         interpret=platform != "gpu",
-        return_residuals=True,
-        normalize_output=False,
     )
-
-    def shape(x):
-        return x.reshape(slots, groups, per_group, -1).astype(jnp.float32)
-
-    return Part(shape(out), shape(top), shape(total))
+    return in_order(*parts)
 
 
-def gpu_fits(positions: int, model: ModelConfig) -> bool:
-    """Whether the GPU kernel supports a part of this length: its blocks are powers of two, and it
-    multiplies bfloat16.
-    """
-    size = model.head_dim
-    return (
-        model.dtype == "bfloat16" and positions % 16 == 0 and size >= 16 and size & (size - 1) == 0
-    )
+def gpu_contexts(q_SxGxQxK: Array, kv: KV, tiles: Tiles, length_S: Array, platform: str) -> Part:
+    """`gpu_part` of rows that share contexts: each is read once for a tile of them."""
+    slots, groups, per_group, width = q_SxGxQxK.shape
+    samples = tiles.seat.shape[1]
+
+    def seated(x, fill):  # an empty seat sees nothing
+        return jnp.concatenate([x, jnp.full_like(x[:1], fill)])[tiles.seat]
+
+    queries = seated(q_SxGxQxK, 0).swapaxes(1, 2).reshape(-1, groups, samples * per_group, width)
+    lengths = jnp.repeat(seated(length_S, 0), per_group, axis=1)
+    parts = gpu_kernel.attend(queries, *kv, tiles.source, lengths, interpret=platform != "gpu")
+    found = in_order(*parts)
+
+    def of_rows(x, fill):
+        x = x.reshape(-1, groups, samples, per_group, x.shape[-1])
+        mine = x[jnp.minimum(tiles.tile, len(x) - 1), :, tiles.place]
+        seated = (tiles.tile < len(x))[:, None, None, None]
+        return jnp.where(seated, mine, fill)
+
+    return Part(*map(of_rows, found, (0.0, MASKED, 0.0)))
+
+
+def in_order(out: Array, top: Array, total: Array) -> Part:
+    """Merge the spans (axis 2) of `gpu_kernel.attend`, in order."""
+    spans = [
+        Part(out[:, :, p], top[:, :, p, :, None], total[:, :, p, :, None])
+        for p in range(out.shape[2])
+    ]
+    return functools.reduce(combine, spans)
 
 
 class Plan(NamedTuple):
@@ -483,6 +454,10 @@ class Attend:
         # Plans for the contexts, the cache's first part, and its second part.
         of_contexts = (context_S, context_length_S)
         behind = None
+        if self._context_kernel == "pallas":
+            used_S = jnp.where(active_S, context_length_S, 0)
+            tiles = decode_kernel.make_tiles(context_S, used_S, contexts, settings.samples)
+            of_contexts = (tiles, context_length_S)
         if self._context_kernel == "ragged":
             block = min(settings.block, length)
             of_contexts = plan_contexts(
@@ -568,9 +543,11 @@ class Attend:
                 shared=True,
                 first_S=first_S,
             )
+        if self._context_kernel == "pallas":
+            return gpu_contexts(q, context, *plan, platform=self._model.platform)
         context_S, length_S = plan
         gathered = KV(context.k[context_S], context.v[context_S])
-        return self._read(self._context_kernel, q, gathered, length_S, first_S=first_S)
+        return dense_part(q, gathered, length_S, first_S)
 
     def _read(self, kernel: str, q: Array, kv: KV, length_S: Array, first_S: Array | None) -> Part:
         if kernel == "pallas":

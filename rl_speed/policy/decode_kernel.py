@@ -45,13 +45,50 @@ def block_of(positions: int) -> int:
     return next((size for size in (128, 256) if positions <= size), BLOCK)
 
 
+class Tiles(NamedTuple):
+    """Rows that read a context together, i32; each row has a seat of a tile.
+
+    Attributes:
+      source: [T], the context of a tile. seat: [T, N], its rows; S marks an empty seat.
+      tile, place: [S], a row's tile and which of its seats; T where it reads no context.
+    """
+
+    source: Array
+    seat: Array
+    tile: Array
+    place: Array
+
+
+def make_tiles(context_S: Array, before_S: Array, contexts: int, samples: int) -> Tiles:
+    """Tiles of at most N = `samples` rows with one context.
+
+    Args:
+      context_S, before_S: i32[S], a row's context and how much of it the row uses. contexts: C.
+    """
+    slots = len(context_S)
+    tiles = min(slots, contexts + slots // samples)
+    context_S = jnp.where(before_S > 0, context_S, contexts)
+    # Rows of one context are adjacent, in their order.
+    earlier = jnp.arange(slots)[:, None] > jnp.arange(slots)
+    place_S = jnp.sum((context_S[:, None] == context_S) & earlier, axis=1, dtype=jnp.int32)
+    rows_C = jnp.zeros((contexts,), jnp.int32).at[context_S].add(1, mode="drop")
+    tiles_C = -(-rows_C // samples)
+    first_C = jnp.append(jnp.cumsum(tiles_C) - tiles_C, tiles)
+    tile_S = jnp.where(context_S < contexts, first_C[context_S] + place_S // samples, tiles)
+    place_S = place_S % samples
+    seat = jnp.full((tiles, samples), slots, jnp.int32)
+    seat = seat.at[tile_S, place_S].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
+    source = jnp.zeros((tiles,), jnp.int32).at[tile_S].set(context_S, mode="drop")
+    return Tiles(source, seat, tile_S, place_S)
+
+
 class Items(NamedTuple):
     """The blocks to read, i32.
 
     Attributes:
       owner: [I], the tile of a context item (the first `count[0]` items), else the row.
       block: [I], index of the block. count: [2], number of context items, and of all items.
-      source: [T], the context of a tile. seat: [T, N], its rows; S marks an empty seat.
+      source, seat: of `Tiles`.
       before: [S], context positions that a row uses. held: [S], cache positions of a row, with the
         new one; 0 for an idle row.
     """
@@ -83,20 +120,10 @@ def make_items(
     """
     slots = len(held_S)
     size = min(block_of(length), block_of(room))
-    tiles = min(slots, contexts + slots // samples)
     before_S = jnp.where(active_S, before_S, 0)
     held_S = jnp.where(active_S, held_S, 0)
-    context_S = jnp.where(before_S > 0, context_S, contexts)
-    # Rows of one context are adjacent, in their order.
-    earlier = jnp.arange(slots)[:, None] > jnp.arange(slots)
-    place_S = jnp.sum((context_S[:, None] == context_S) & earlier, axis=1, dtype=jnp.int32)
-    rows_C = jnp.zeros((contexts,), jnp.int32).at[context_S].add(1, mode="drop")
-    tiles_C = -(-rows_C // samples)
-    first_C = jnp.append(jnp.cumsum(tiles_C) - tiles_C, tiles)
-    tile_S = jnp.where(context_S < contexts, first_C[context_S] + place_S // samples, tiles)
-    seat = jnp.full((tiles, samples), slots, jnp.int32)
-    seat = seat.at[tile_S, place_S % samples].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
-    source = jnp.zeros((tiles,), jnp.int32).at[tile_S].set(context_S, mode="drop")
+    source, seat, tile_S, _ = make_tiles(context_S, before_S, contexts, samples)
+    tiles = len(source)
     longest_T = jnp.zeros((tiles,), jnp.int32).at[tile_S].max(before_S, mode="drop")
     blocks = jnp.concatenate([-(-longest_T // size), -(-held_S // size)])
     end = jnp.cumsum(blocks)

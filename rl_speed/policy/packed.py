@@ -1,10 +1,12 @@
 """Attention over a stream of concatenated sequences, at the cost of the sequences.
 
-Dense attention over a row of T tokens computes T keys per query, whatever the row holds. Here a
-query sees one window, which fits the longest sequence of its stream: blocks of queries times blocks
-of keys, with a mask for other sequences.
+Dense attention over a row of T tokens computes T keys per query, whatever the row holds. Kernels
+skip other sequences: splash on TPUs, cuDNN on GPUs since Hopper. Elsewhere a query sees one window,
+which fits the longest sequence of its stream: blocks of queries times blocks of keys, with a mask
+for other sequences.
 """
 
+import contextlib
 import functools
 from typing import NamedTuple
 
@@ -123,29 +125,78 @@ def banded_attention(
     return out.reshape(rows, length, heads, size)
 
 
+def cudnn_attention(q: Array, k: Array, v: Array, lengths: Array) -> Array:
+    """Causal attention within sequences by cuDNN, which computes no other pairs.
+
+    JAX has this kernel, but gives it no public name.
+
+    Args:
+      q: [B, T, H, K]. k, v: [B, T, N, K]. lengths: i32[B, R], tokens of the sequences that lie
+        behind one another from token 0 on; 0 behind the last one.
+
+    Returns: [B, T, H, K], 0 behind the last sequence.
+
+    Raises:
+      NotImplementedError: on a GPU before Hopper. ImportError: not in this JAX.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    # Of one sequence alone the kernel would not expect offsets.
+    lengths = jnp.pad(lengths, ((0, 0), (0, 1)))
+    ends = jnp.cumsum(lengths, axis=1, dtype=jnp.int32)
+    held = (jnp.arange(q.shape[1]) < ends[:, -1:])[..., None, None]
+    count = jnp.where(lengths > 0, lengths, -1)
+    offset = jnp.pad(jnp.where(lengths > 0, ends, -1), ((0, 0), (1, 0)))
+
+    # The kernel writes nothing behind the last sequence, neither values nor gradients.
+    def within(x):
+        return jnp.where(held, x, 0)
+
+    out = cudnn.dot_product_attention(
+        within(q),
+        within(k),
+        within(v),
+        q_seqlen=count,
+        kv_seqlen=count,
+        q_offsets=offset,
+        kv_offsets=offset,
+        scale=q.shape[-1] ** -0.5,
+        mask_type=cudnn.MaskType.PADDING_CAUSAL,
+    )
+    return within(out)
+
+
 def stream_attention(
     q: Array,
     k: Array,
     v: Array,
     segment_ids: Array,
+    lengths: Array,
     which: Array,
     windows: tuple[Window, ...],
     config: ModelConfig,
     layer_window: int | None = None,
 ) -> Array:
-    """Causal attention within segments. `windows[which]`, i32[], fits the longest. Uses the splash
-    kernel, or `banded_attention`, whose scores the backward pass recomputes.
+    """Causal attention within segments: by the splash kernel, cuDNN's, or `banded_attention`, whose
+    scores the backward pass recomputes.
 
-    Args and result as there. Heads are split over `tensor`.
+    Args and result as there; `windows[which]`, i32[], fits the longest segment, and `lengths` is
+    that of `cudnn_attention`. Undefined behind the last segment. Heads are split over `tensor`.
     """
 
-    def attend(q, k, v, segment_ids, which):
-        if attention_kernel(config) == "splash":
+    def attend(q, k, v, segment_ids, lengths, which):
+        kernel = attention_kernel(config)
+        if kernel == "splash":
             seen = smaller(windows[-1].size, layer_window)
             return splash.splash_attention(q, k, v, segment_ids, window=seen, config=config)
+        if kernel == "cudnn" and layer_window is None:
+            # A GPU before Hopper, or a JAX without the kernel.
+            with contextlib.suppress(NotImplementedError, ImportError):
+                return cudnn_attention(q, k, v, lengths)
         return _switched(q, k, v, segment_ids, which, windows, config, layer_window)
 
-    return over_tensor(attend, (2, 2, 2, None, None), 2, (q, k, v, segment_ids, which))
+    arguments = (q, k, v, segment_ids, lengths, which)
+    return over_tensor(attend, (2, 2, 2, None, None, None), 2, arguments)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from rl_speed.config import Config, flatten
 from rl_speed.config.paths import check_path
 from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
+from rl_speed.mesh import platform_of
 from rl_speed.policy import save_hf
 from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.generate import GenerationStats
@@ -269,6 +271,13 @@ class Trainer:
         self._spent = host.get("spent", {})
         self._resumed = True
         log.warning("resumed %s at step %d", self.workdir, self.step)
+        asked = os.environ.get("XLA_FLAGS", "")
+        if platform_of(self.mesh) == "gpu" and "deterministic_ops" not in asked:
+            log.warning(
+                "on a GPU sums may come in another order: numbers are those of an uninterrupted "
+                "run up to rounding, and exactly with XLA_FLAGS=--xla_gpu_deterministic_ops=true "
+                "in both"
+            )
 
     def save(self) -> bool:
         """Checkpoints everything the next step depends on, including a step that was stopped

@@ -81,6 +81,7 @@ class Piece(NamedTuple):
       tokens: i32[M]. segment: i32[M], the row's index among the K, -1 after the last row. position:
         i32[M], in the row.
       row: i32[K], index among the shard's rows; 0 if unused. used: bool[K]. offset: i32[K].
+      length: i32[K], tokens of the row; 0 if unused.
       which: i32[], index of the window that holds the longest of the rows.
     """
 
@@ -90,6 +91,7 @@ class Piece(NamedTuple):
     row: Array
     used: Array
     offset: Array
+    length: Array
     which: Array
 
 
@@ -132,7 +134,14 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
         jnp.int32
     )
     return Piece(
-        tokens, jnp.where(held, slot, -1), position, row=row, used=used, offset=offset, which=which
+        tokens,
+        jnp.where(held, slot, -1),
+        position,
+        row=row,
+        used=used,
+        offset=offset,
+        length=length,
+        which=which,
     )
 
 

@@ -97,6 +97,7 @@ def stream_logprobs(
             k,
             v,
             segment_ids=piece.segment[None],
+            lengths=piece.length[None],
             which=piece.which,
             windows=shape.windows,
             config=model,

@@ -4,7 +4,6 @@ and rows keep to themselves, bit for bit.
 
 import dataclasses
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from rl_speed.policy import (
     init,
     param_shardings,
 )
-from rl_speed.policy.attention import KV, Attend, gpu_kernel
+from rl_speed.policy.attention import KV, Attend
 from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
@@ -38,7 +37,7 @@ KERNELS = {
     "uneven": DecodeAttention("ragged", block=13, samples=4),
     "auto": DecodeAttention(block=40),
     "whole": DecodeAttention("ragged", block=1000, rows=1, samples=1),
-    "pallas": DecodeAttention("pallas"),
+    "pallas": DecodeAttention("pallas", samples=2),
     "tpu": DecodeAttention("pallas", samples=2),
 }
 
@@ -367,31 +366,6 @@ def test_auto_takes_the_gpu_kernel_where_it_fits():
     assert auto.select_kernel(3072, gpu) == "pallas" and auto.select_kernel(3080, gpu) == "dense"
     assert auto.select_kernel(3072, dataclasses.replace(gpu, dtype="float32")) == "dense"
     assert auto.select_kernel(3072, dataclasses.replace(gpu, head_dim=80)) == "dense"
-
-
-@pytest.fixture
-def no_gpu_kernel(monkeypatch):
-    """A JAX without its decode kernel for GPUs."""
-    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.ops.gpu.decode_attention", None)
-    gpu_kernel.cache_clear()
-    yield
-    gpu_kernel.cache_clear()
-
-
-def test_without_the_gpu_kernel_decoding_is_dense(no_gpu_kernel, caplog):
-    """With one warning, whether the kernel is asked for or chosen; the TPU's is another one."""
-    gpu = dataclasses.replace(MODEL, platform="gpu", dtype="bfloat16", head_dim=128)
-    tpu = dataclasses.replace(gpu, platform="tpu")
-    for _ in range(2):
-        assert DecodeAttention().select_kernel(3072, gpu) == "dense"
-        assert DecodeAttention("pallas").select_kernel(3072, gpu) == "dense"
-    assert DecodeAttention("pallas").select_kernel(3072, tpu) == "pallas"
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert 'attention "pallas" is not available' in record.getMessage()
-    case = inputs(16, 32)
-    jax.clear_caches()
-    np.testing.assert_array_equal(attend("pallas", **case), attend("dense", **case))
 
 
 def test_pallas_names_the_room_it_cannot_take():

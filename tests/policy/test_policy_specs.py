@@ -242,7 +242,7 @@ def test_splash_has_windows(window):
     np.testing.assert_allclose(ours.astype(jnp.float32), theirs.astype(jnp.float32), atol=0.03)
     windows = make_windows(150, "splash")
     ours = stream_attention(
-        q, k, v, segments, jnp.int32(0), windows=windows, config=tpu, layer_window=window
+        q, k, v, segments, None, jnp.int32(0), windows=windows, config=tpu, layer_window=window
     )
     theirs = dense_attention(q, k, v, segments, cpu, window=window)
     np.testing.assert_allclose(ours.astype(jnp.float32), theirs.astype(jnp.float32), atol=0.03)

@@ -1,6 +1,7 @@
 """Rows of any length in pieces of one size: plan, pieces, attention over a window, cost."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -121,12 +122,58 @@ def test_a_window_sees_what_dense_attention_sees(which):
     want, want_grads = summed(lambda *qkv: dense_attention(*qkv, segments, config))
     for attend in (
         lambda *qkv: banded_attention(*qkv, segments, window, config),
-        lambda *qkv: stream_attention(*qkv, segments, jnp.int32(which), windows, config),
+        lambda *qkv: stream_attention(*qkv, segments, None, jnp.int32(which), windows, config),
     ):
         got, grads = summed(attend)
         np.testing.assert_allclose(got, want, rtol=1e-5)
         for a, b in zip(grads, want_grads, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def documented_cudnn(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale, mask_type):
+    """What JAX says of its kernel; values and gradients outside of sequences are not written."""
+    assert mask_type.name == "PADDING_CAUSAL" and scale == q.shape[-1] ** -0.5
+    segments = np.full(q.shape[:2], -1)
+    for row, counts in enumerate(np.asarray(q_seqlen)):
+        for place, count in enumerate(counts):
+            if count >= 0:
+                at = int(q_offsets[row, place])
+                assert at + count == q_offsets[row, place + 1] and count == kv_seqlen[row, place]
+                segments[row, at : at + count] = place
+    held = (segments >= 0)[..., None, None]
+    dense = functools.partial(dense_attention, segment_ids=segments, config=MODEL)
+
+    @jax.custom_vjp
+    def attend(q, k, v):
+        return jnp.where(held, dense(q, k, v), jnp.nan)
+
+    def backward(saved, of_out):
+        gradients = jax.vjp(dense, *saved)[1](jnp.where(held, of_out, 0))
+        return tuple(jnp.where(held, x, jnp.nan) for x in gradients)
+
+    attend.defvjp(lambda *qkv: (attend(*qkv), qkv), backward)
+    return attend(q, k, v)
+
+
+@pytest.mark.parametrize("lengths", [(40, 17, 1), (64,), (60, 0), (9, 9, 9, 9)])
+def test_cudnn_gets_the_sequences_of_a_piece(lengths, monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    monkeypatch.setattr(fused_attention_stablehlo, "dot_product_attention", documented_cudnn)
+    gpu = dataclasses.replace(MODEL, platform="gpu", dtype="bfloat16", head_dim=8)
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 64, n, 8)), jnp.float32) for n in (4, 2, 2))
+    count = sum(lengths)
+    segments = np.full((1, 64), -1)
+    segments[0, :count] = np.repeat(np.arange(len(lengths)), lengths)
+    rows = jnp.asarray([lengths], jnp.int32)
+
+    def summed(attend):
+        return jax.value_and_grad(lambda qkv: jnp.sum(jnp.sin(attend(*qkv)[:, :count])))((q, k, v))
+
+    got = summed(lambda *qkv: stream_attention(*qkv, segments, rows, None, (), gpu))
+    want = summed(lambda *qkv: dense_attention(*qkv, segments, MODEL))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
 def ragged_batch(rows=24, width=90, seed=0):
