@@ -191,12 +191,14 @@ def tiny(
     at_once = config.driver.continuation == "at_once"
     config.driver.buffer_groups = screen + groups if at_once else screen
     if config.optimizer.schedule != "constant":
-        config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps - 1)
+        for unit in ("warmup_steps", "warmup_rl_steps"):
+            setattr(config.optimizer, unit, min(getattr(config.optimizer, unit), steps - 1))
     size = {"rule.n": samples}
     if isinstance(config.rule, Speed | AdaptiveSpeed):
         size["rule.n_init"] = min(config.rule.n_init, max(2, samples // 2))
     config.update(size)
-    config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
+    if config.training.minibatches:
+        config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
     config.sampler.slots = slots or groups * samples
     config.sampler.prefill_chunk = prefill
     if config.data.task not in TASKS:  # embedded tasks need the room for their answers
@@ -259,7 +261,7 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     | log-probs that ratios are taken against | as sampled (ours: the paper does not say) | recomputed: stale samples count as on-policy |
     | RLOO's loss | policy gradient | clipped, 0.2 and 0.2 |
     | dual clip | none | 10 |
-    | optimizer steps a step | 1 (ours) | 6 for SPEED (its mini-batch is scaled by N_init), 1 for baselines |
+    | optimizer steps a step | 1 (ours) | rule.n / rule.n_init for SPEED (verl multiplies its mini-batch by the samples of a call), 1 for baselines |
 
     "forecast_rloo" and "forecast_dapo" are ours, in SPEED's place.
 
@@ -307,14 +309,28 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
         # Ours: a policy of this size changes little in 64 steps.
         config.data.forecast_memory = 1024
         config.driver.max_age = -1
-    config.optimizer.warmup_steps = 10
+    config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.1
     if source == "released":
-        config.set("objective.loss", "ppo")
-        config.set("objective.loss.dual_clip", 10.0)
-        config.objective.old_logprobs = "recompute"
-        config.training.minibatches = 6 if screens else 1
+        as_released_by_speed(config)
     config.training.steps = 500  # ours
+    return config
+
+
+def as_released_by_speed(config: Config) -> Config:
+    """The update of SPEED's released code, for a method and its baselines; see `speed`.
+
+    Returns `config`.
+    """
+    if not isinstance(config.objective.loss, Ppo):
+        config.set("objective.loss", "ppo")
+    config.set("objective.loss.dual_clip", 10.0)
+    config.objective.old_logprobs = "recompute"
+    config.training.minibatches = 0
+    o = config.optimizer
+    # verl's default bound, and its scheduler, which counts RL steps.
+    o.max_grad_norm = 1.0
+    o.warmup_rl_steps, o.warmup_steps = o.warmup_rl_steps or o.warmup_steps, 0
     return config
 
 
@@ -419,7 +435,7 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     config.driver.screen_prompts = 512 if isinstance(config.rule, Allocated) else 128
     config.objective.loss = Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0)
     config.objective.entropy_coef = 1e-4 if paper else 0.0
-    config.optimizer.warmup_steps = 10
+    config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.0
     config.training.minibatches = 4
     config.sampler.temperature = 1.0
