@@ -19,7 +19,7 @@ Expect:  on chain, a held-out accuracy of 0.369 at the start, and then that of t
 
 NAME                   what it is, and its paper                                             120 steps               40 s
 ---------------------  --------------------------------------------------------------------  ----------------------  -----
-speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO; Speed(n_init=4, n_cont=20)                         0.569
+speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO                                              0.569
 speed_dapo             SPEED with DAPO's objective (the same paper)                                                  0.569
 speed_grpo             SPEED with GRPO's objective
 speed_dr_grpo          SPEED with Dr. GRPO's objective
@@ -64,6 +64,8 @@ its reason:
       a finite set of short questions
   sampler.max_new, sampler.slots, sampler.prefill_chunk
       short answers, and how many are drawn at once
+  rule
+      SPEED's samples for screening and continuation; other methods draw groups of the same size
   driver.screen_prompts, driver.margin, driver.buffer_groups
       enough screening to fill a batch in one call
   optimizer.learning_rate, optimizer.max_grad_norm, optimizer.warmup_steps

@@ -73,8 +73,9 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> None:
 
         def loss(params):
             logprobs, _ = policy.sequence_logprobs(params, batch.tokens, model)
-            old = batch.behaviour_logprobs
-            return policy_loss(logprobs, old, advantages, mask=batch.mask, loss="pg")[0]
+            # "pg" uses these for metrics alone; losses of ratios, such as "ppo", divide by them.
+            sampled = batch.behaviour_logprobs
+            return policy_loss(logprobs, sampled, advantages, mask=batch.mask, loss="pg")[0]
 
         updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
         return optax.apply_updates(params, updates), opt_state
@@ -86,8 +87,8 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> None:
             screened = f"prompts screened {driver.prompt_counts.screened}"
             print(f"step {step:3}  held-out accuracy {found.accuracy:.3f}  {screened}", flush=True)
         if step < steps:
-            groups, _ = driver.next_groups(params, version=step)
-            batch = build_batch(groups, DRIVER.groups * RULE.max_samples, width=PROMPT + RESPONSE)
+            rollouts, _ = driver.next_groups(params, version=step)
+            batch = build_batch(rollouts, DRIVER.groups * RULE.max_samples, width=PROMPT + RESPONSE)
             params, opt_state = update(params, opt_state, batch)
 
 

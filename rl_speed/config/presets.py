@@ -126,6 +126,8 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     config.sampler.max_new = made.max_response_tokens
     config.sampler.slots = 256
     config.sampler.prefill_chunk = 32
+    # Other methods draw groups of the same size, n_init + n_cont.
+    config.rule = Speed(n_init=4, n_cont=20)
     if task == "chain":
         # About one prompt in seven passes screening, so a batch of 16 in one call needs many
         # screened.

@@ -428,7 +428,7 @@ class Config:
     data: Data = field(default_factory=Data)
     # How many samples a prompt gets, and when to stop: an object of rl_speed/sampling/rules.py, or
     # one of yours. A word takes over the present samples of a group: --config.rule=band.
-    rule: Rule = chosen(Speed(n_init=4, n_cont=20), RULES, make=_made_rule, change=changed)
+    rule: Rule = chosen(Speed.of_size(24), RULES, make=_made_rule, change=changed)
     estimate: Estimate = field(default_factory=Estimate)
     driver: Driver = field(default_factory=Driver)
     replay: Replay = field(default_factory=Replay)
