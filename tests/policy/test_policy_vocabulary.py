@@ -31,7 +31,8 @@ MODEL = ModelConfig(**SHAPE, unused_ids=UNUSED)
 @pytest.fixture(scope="module")
 def params():
     """Logits of unused ids are large: without a mask most draws would be such ids."""
-    params = init(ModelConfig(**SHAPE, tie_embeddings=False), jax.random.key(0))
+    untied = ModelConfig(**SHAPE, tie_embeddings=False)
+    params = jax.jit(init, static_argnums=0)(untied, jax.random.key(0))
     head = params["lm_head"].at[:, 30:].multiply(5).at[:, 5:7].multiply(5)
     return {**params, "lm_head": head}
 
@@ -65,7 +66,7 @@ def test_log_probs_entropies_and_gradients_are_those_of_a_model_without_these_ro
     assert not np.any(gradient["lm_head"][:, np.setdiff1d(np.arange(40), USED)])
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
     # The definition agrees, and so does its gradient.
-    logits = forward(params, USED[places], masked)
+    logits = jax.jit(forward, static_argnums=2)(params, USED[places], masked)
     assert not np.any(np.exp(jax.nn.log_softmax(logits))[..., 30:])
 
 
@@ -86,11 +87,14 @@ def test_they_are_never_drawn_and_the_trainer_has_the_sampler_s_log_probs(params
     lengths = np.asarray(got.lengths)
     drawn = np.concatenate([row[:n] for row, n in zip(tokens, lengths)])
     assert len(drawn) > 20 and np.isin(drawn, USED).all()
-    for row, n, context in zip(range(8), lengths, [0, 1] * 4):
-        prompt = [[1, 2, 3], [5, 38]][context]  # such an id may stand in a prompt
-        whole = np.array([[*prompt, *tokens[row, :n]]])
-        logprobs, _ = sequence_logprobs(params, whole, masked)
-        np.testing.assert_allclose(got.logprobs[row, :n], logprobs[0, len(prompt) - 1 :], atol=1e-5)
+    prompts = [[1, 2, 3], [5, 38]] * 4  # such an id may stand in a prompt
+    whole = np.zeros((8, 15), np.int32)
+    for row, (n, prompt) in enumerate(zip(lengths, prompts)):
+        whole[row, : len(prompt) + n] = [*prompt, *tokens[row, :n]]
+    logprobs, _ = jax.jit(sequence_logprobs, static_argnums=2)(params, whole, masked)
+    for row, (n, prompt) in enumerate(zip(lengths, prompts)):
+        mine = slice(len(prompt) - 1, len(prompt) - 1 + n)
+        np.testing.assert_allclose(got.logprobs[row, :n], logprobs[row, mine], atol=1e-5)
 
 
 def test_a_tokenizer_s_gaps_are_found_and_a_full_one_changes_nothing(tmp_path):

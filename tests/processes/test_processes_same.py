@@ -23,6 +23,7 @@ def test_the_same_devices(whole):
     assert two.saved == one.saved == [STEPS - 2, STEPS]
 
 
+@pytest.mark.slow  # test_the_same_devices; one process: training/test_training_fused.py
 def test_the_same_devices_in_the_loop(whole):
     fused = {"driver.where": "in_loop", "steps": 4}
     two = Left(whole(**fused))
