@@ -94,6 +94,12 @@ def check(c: "Config") -> None:
     _check_rewards(c)
     _check_logging(c)
     _require(c, [("training.minibatches", c.training.minibatches >= 0, "0 or more")])
+    screening = getattr(c.rule, "n_init", c.group_size)
+    if not c.training.minibatches and c.group_size % screening:
+        raise ValueError(
+            f"config.training.minibatches=0 is rule.n / rule.n_init, and {screening} does not "
+            f"divide {c.group_size}: give the number"
+        )
     samples = c.driver.groups * c.group_size
     if samples % c.minibatches:
         raise ValueError(
