@@ -530,3 +530,50 @@ def evaluation(variant: str = "") -> Config:
     config.reward.workers = min(16, os.cpu_count() or 1)
     config.evaluation.samples = 32  # Xiong et al.; for the others ours
     return config
+
+
+# What each paper's main table is made of: {benchmark: (file, responses to a question)}. Files are
+# relative to the folder that a command is launched from. Where a paper does not say how many
+# responses it draws, 1 for the large sets and 16 for AIME and AMC are ours.
+_SETS = {
+    name: f"eval/{name}.jsonl"
+    for name in ("math500", "amc23", "aime24", "aime25", "dapo1k", "minerva", "olympiadbench")
+}
+# "AIME-like" of Xiong et al. (section 4.1): 230 questions, of AIME 2024 and 2025, HMMT 2024 and
+# 2025 and BRUMO 2025 (30 each), AMC 2023 and CMIMC 2025 (40 each); their eval_model.sh names it.
+_AIME_LIKE = "weqweasdas/aime_hmmt_brumo_cmimc_amc23"
+SUITES: dict[str, dict[str, tuple[str, int]]] = {
+    # Zhang et al., section 5.1 and Table 1; numbers of responses: test_fast_rloo_1.5b_math.sh.
+    "speed": {
+        name: (_SETS[name], n)
+        for name, n in (("dapo1k", 1), ("math500", 1), ("amc23", 4), ("aime24", 16), ("aime25", 16))
+    },
+    # Bae et al., appendix D: pass@1.
+    "band": {
+        name: (_SETS[name], n)
+        for name, n in (
+            ("math500", 1),
+            ("aime24", 16),
+            ("amc23", 16),
+            ("minerva", 1),
+            ("olympiadbench", 1),
+        )
+    },
+    # Xiong et al., section 4.1: average of 32.
+    "ada": {
+        **{name: (_SETS[name], 32) for name in ("math500", "minerva", "olympiadbench")},
+        "aime_like": (_AIME_LIKE, 32),
+    },
+    # Yi et al., section 4.1: by lighteval, one response.
+    "rpo": {
+        name: (_SETS[name], n)
+        for name, n in (
+            ("aime25", 16),
+            ("aime24", 16),
+            ("math500", 1),
+            ("amc23", 16),
+            ("minerva", 1),
+            ("olympiadbench", 1),
+        )
+    },
+}
