@@ -322,9 +322,7 @@ def trains_on_prefixes(config: Config) -> bool:
 
 def uses_old_logprobs(config: Config) -> bool:
     """Whether the loss needs the log-probs of the policy before the step."""
-    o = config.objective
-    # Plain policy gradient has no ratio, so it needs no recomputed log-probs.
-    return o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
+    return config.objective.old_logprobs != "behaviour"
 
 
 def scores_batch(config: Config) -> bool:
