@@ -7,6 +7,10 @@ and tabulate the time to a target accuracy.
     python experiments/compare.py --config=configs/embedded.py --workdir=runs/n_init \
         --methods=speed_rloo@rule.n_init=4,speed_rloo@rule.n_init=6,speed_rloo@rule.n_init=8,rloo
             (Figure 5)
+    python experiments/compare.py --config=configs/embedded.py --protocol=speed_released \
+        --learning_rates=1.25e-4,2.5e-4,5e-4,1e-3 --tuning_seeds=100 --seeds=0,1,2,3,4 \
+        --processes=2 --workdir=runs/released
+            (as SPEED's released code compares; each method at its best rate)
     python experiments/compare.py --config=configs/speed_qwen2p5_math_1p5b.py:dapo17k \
         --methods=speed_rloo,rloo --target=dapo1k=0.3,math500=0.7,amc23=0.4,aime24=0.1
         --workdir=runs/table1
@@ -29,13 +33,25 @@ from pathlib import Path
 
 from absl import flags
 
+from lab.comparison.protocols import PROTOCOLS
 from rl_speed.config import command
 from rl_speed.runtime import entry
 
 _CONFIG = command.define_config("Settings that all methods share.")
 _METHODS = flags.DEFINE_list(
-    "methods", ["speed_rloo", "rloo"], "Methods to run; see rl_speed/config/methods.py."
+    "methods",
+    [],
+    "Methods to run; see rl_speed/config/methods.py. Default: those of --protocol, else "
+    "speed_rloo,rloo.",
 )
+_PROTOCOL = flags.DEFINE_enum(
+    "protocol", None, sorted(PROTOCOLS), "How a paper compares: lab/comparison/protocols.py."
+)
+_RATES = flags.DEFINE_list(
+    "learning_rates", [], "Grid from which each method gets its best, on --tuning_seeds."
+)
+_TUNING_SEEDS = flags.DEFINE_list("tuning_seeds", [], "Seeds of the grid's runs, reported nowhere.")
+_PROCESSES = flags.DEFINE_integer("processes", 1, "Runs at a time.", lower_bound=1)
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds, each used by every method.")
 _TARGET = flags.DEFINE_list(
     "target",
@@ -54,16 +70,21 @@ flags.mark_flag_as_required("config")
 def main(_):
     from lab.comparison import benchmarks, compare
 
+    methods = _METHODS.value or ([] if _PROTOCOL.value else ["speed_rloo", "rloo"])
     print(
         *compare.compare(
             _CONFIG.value,
-            _METHODS.value,
+            methods,
             entry.numbers("seeds", _SEEDS.value),
             Path(_WORKDIR.value),
             benchmarks.parse_targets(_TARGET.value),
             _SAMPLES.value,
             entry.shown_command(),
             command.of_method(),
+            PROTOCOLS[_PROTOCOL.value] if _PROTOCOL.value else None,
+            entry.numbers("learning_rates", _RATES.value, float),
+            entry.numbers("tuning_seeds", _TUNING_SEEDS.value),
+            _PROCESSES.value,
         ),
         sep="\n",
     )

@@ -1,10 +1,10 @@
-"""SPEED-RLOO on the embedded task, all of it on one page, from public functions alone.
+"""SPEED-RLOO on the embedded task on one page, from public functions alone.
 
     python experiments/minimal.py [--steps=60] [--seed=0]        # under a minute on two cores
 
-It is the default path of experiments/train.py, SPEED's Algorithm 1. Generation calls screen prompts
-with 4 samples each, and draw 20 more of those that were neither always nor never solved. A step
-makes one RLOO update on 16 such groups. Held-out accuracy is printed every ten steps.
+It is the default path of experiments/train.py. The method is `Speed.decide` (sampling/rules.py):
+prompts are screened with 4 samples each; those neither always nor never solved get 20 more, in a
+call that also screens the next ones. A step makes one RLOO update on 16 such groups.
 """
 
 import argparse

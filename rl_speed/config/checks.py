@@ -48,7 +48,7 @@ def check(c: "Config") -> None:
     check_evaluation(c)
     _check_loss(c)
     _check_rule(c)
-    check_optimizer(c, c.training.steps * c.training.minibatches)
+    check_optimizer(c, c.training.steps * c.minibatches)
     _require_one(
         c,
         [
@@ -57,7 +57,6 @@ def check(c: "Config") -> None:
             "driver.screen_prompts",
             "driver.max_calls",
             "training.steps",
-            "training.minibatches",
             "training.max_skipped",
             "data.max_prompt_length",
             "checkpoints.keep",
@@ -94,13 +93,20 @@ def check(c: "Config") -> None:
     _check_generation_mesh(c)
     _check_rewards(c)
     _check_logging(c)
-    samples = c.driver.groups * c.group_size
-    if samples % c.training.minibatches:
+    _require(c, [("training.minibatches", c.training.minibatches >= 0, "0 or more")])
+    screening = getattr(c.rule, "n_init", c.group_size)
+    if not c.training.minibatches and c.group_size % screening:
         raise ValueError(
-            f"config.training.minibatches ({c.training.minibatches}) must divide the {samples} "
+            f"config.training.minibatches=0 is rule.n / rule.n_init, and {screening} does not "
+            f"divide {c.group_size}: give the number"
+        )
+    samples = c.driver.groups * c.group_size
+    if samples % c.minibatches:
+        raise ValueError(
+            f"config.training.minibatches ({c.minibatches}) must divide the {samples} "
             f"samples of a batch (config.driver.groups x the {c.group_size} samples of a group)"
         )
-    rows = samples // c.training.minibatches
+    rows = samples // c.minibatches
     shards = c.mesh.data * c.mesh.fsdp
     if rows % shards:
         raise ValueError(
@@ -354,9 +360,13 @@ def _check_rule(c: "Config") -> None:
 def check_optimizer(c: Any, steps: int) -> None:
     """Checks the optimizer's settings, of any configuration, for a run of `steps` updates."""
     o = c.optimizer
-    if o.schedule != "constant" and o.warmup_steps >= steps:
+    name, warmup, of = "warmup_steps", o.warmup_steps, f"{steps} updates"
+    if o.warmup_rl_steps:
+        name, warmup, steps = "warmup_rl_steps", o.warmup_rl_steps, c.training.steps
+        of = f"{steps} RL steps"
+    if o.schedule != "constant" and warmup >= steps:
         raise ValueError(
-            f"config.optimizer.warmup_steps={o.warmup_steps} leaves none of {steps} updates for "
+            f"config.optimizer.{name}={warmup} leaves none of {of} for "
             f"config.optimizer.schedule={o.schedule!r}"
         )
     _require(
@@ -364,6 +374,7 @@ def check_optimizer(c: Any, steps: int) -> None:
         [
             ("optimizer.learning_rate", o.learning_rate >= 0, "0 or more"),
             ("optimizer.warmup_steps", o.warmup_steps >= 0, "0 or more"),
+            ("optimizer.warmup_rl_steps", o.warmup_rl_steps >= 0, "0 or more"),
             ("optimizer.final_rate", 0 <= o.final_rate <= 1, "in [0, 1]"),
             ("optimizer.weight_decay", o.weight_decay >= 0, "0 or more"),
             ("optimizer.b1", 0 <= o.b1 < 1, "in [0, 1)"),
@@ -724,7 +735,7 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         ),
         ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
         ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
-        ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
+        ("training.minibatches", c.minibatches, (1,), "there is one update a program"),
         ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
         (
             "objective.old_logprobs",

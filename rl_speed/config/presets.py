@@ -193,12 +193,14 @@ def tiny(
     at_once = config.driver.continuation == "at_once"
     config.driver.buffer_groups = screen + groups if at_once else screen
     if config.optimizer.schedule != "constant":
-        config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps - 1)
+        for unit in ("warmup_steps", "warmup_rl_steps"):
+            setattr(config.optimizer, unit, min(getattr(config.optimizer, unit), steps - 1))
     size = {"rule.n": samples}
     if isinstance(config.rule, Speed | AdaptiveSpeed):
         size["rule.n_init"] = min(config.rule.n_init, max(2, samples // 2))
     config.update(size)
-    config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
+    if config.training.minibatches:
+        config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
     config.sampler.slots = slots or groups * samples
     config.sampler.prefill_chunk = prefill
     if config.data.task not in TASKS:  # embedded tasks need the room for their answers
@@ -261,7 +263,7 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     | log-probs that ratios are taken against | as sampled (ours: the paper does not say) | recomputed: stale samples count as on-policy |
     | RLOO's loss | policy gradient | clipped, 0.2 and 0.2 |
     | dual clip | none | 10 |
-    | optimizer steps a step | 1 (ours) | 6 for SPEED (its mini-batch is scaled by N_init), 1 for baselines |
+    | optimizer steps a step | 1 (ours) | rule.n / rule.n_init for SPEED (verl multiplies its mini-batch by the samples of a call), 1 for baselines |
 
     "forecast_rloo" and "forecast_dapo" are ours, in SPEED's place.
 
@@ -309,14 +311,28 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
         # Ours: a policy of this size changes little in 64 steps.
         config.data.forecast_memory = 1024
         config.driver.max_age = -1
-    config.optimizer.warmup_steps = 10
+    config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.1
     if source == "released":
-        config.set("objective.loss", "ppo")
-        config.set("objective.loss.dual_clip", 10.0)
-        config.objective.old_logprobs = "recompute"
-        config.training.minibatches = 6 if screens else 1
+        as_released_by_speed(config)
     config.training.steps = 500  # ours
+    return config
+
+
+def as_released_by_speed(config: Config) -> Config:
+    """The update of SPEED's released code, for a method and its baselines; see `speed`.
+
+    Returns `config`.
+    """
+    if not isinstance(config.objective.loss, Ppo):
+        config.set("objective.loss", "ppo")
+    config.set("objective.loss.dual_clip", 10.0)
+    config.objective.old_logprobs = "recompute"
+    config.training.minibatches = 0
+    o = config.optimizer
+    # verl's default bound, and its scheduler, which counts RL steps.
+    o.max_grad_norm = 1.0
+    o.warmup_rl_steps, o.warmup_steps = o.warmup_rl_steps or o.warmup_steps, 0
     return config
 
 
@@ -421,7 +437,7 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     config.driver.screen_prompts = 512 if isinstance(config.rule, Allocated) else 128
     config.objective.loss = Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0)
     config.objective.entropy_coef = 1e-4 if paper else 0.0
-    config.optimizer.warmup_steps = 10
+    config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.0
     config.training.minibatches = 4
     config.sampler.temperature = 1.0
@@ -514,3 +530,50 @@ def evaluation(variant: str = "") -> Config:
     config.reward.workers = min(16, os.cpu_count() or 1)
     config.evaluation.samples = 32  # Xiong et al.; for the others ours
     return config
+
+
+# What each paper's main table is made of: {benchmark: (file, responses to a question)}. Files are
+# relative to the folder that a command is launched from. Where a paper does not say how many
+# responses it draws, 1 for the large sets and 16 for AIME and AMC are ours.
+_SETS = {
+    name: f"eval/{name}.jsonl"
+    for name in ("math500", "amc23", "aime24", "aime25", "dapo1k", "minerva", "olympiadbench")
+}
+# "AIME-like" of Xiong et al. (section 4.1): 230 questions, of AIME 2024 and 2025, HMMT 2024 and
+# 2025 and BRUMO 2025 (30 each), AMC 2023 and CMIMC 2025 (40 each); their eval_model.sh names it.
+_AIME_LIKE = "weqweasdas/aime_hmmt_brumo_cmimc_amc23"
+SUITES: dict[str, dict[str, tuple[str, int]]] = {
+    # Zhang et al., section 5.1 and Table 1; numbers of responses: test_fast_rloo_1.5b_math.sh.
+    "speed": {
+        name: (_SETS[name], n)
+        for name, n in (("dapo1k", 1), ("math500", 1), ("amc23", 4), ("aime24", 16), ("aime25", 16))
+    },
+    # Bae et al., appendix D: pass@1.
+    "band": {
+        name: (_SETS[name], n)
+        for name, n in (
+            ("math500", 1),
+            ("aime24", 16),
+            ("amc23", 16),
+            ("minerva", 1),
+            ("olympiadbench", 1),
+        )
+    },
+    # Xiong et al., section 4.1: average of 32.
+    "ada": {
+        **{name: (_SETS[name], 32) for name in ("math500", "minerva", "olympiadbench")},
+        "aime_like": (_AIME_LIKE, 32),
+    },
+    # Yi et al., section 4.1: by lighteval, one response.
+    "rpo": {
+        name: (_SETS[name], n)
+        for name, n in (
+            ("aime25", 16),
+            ("aime24", 16),
+            ("math500", 1),
+            ("amc23", 16),
+            ("minerva", 1),
+            ("olympiadbench", 1),
+        )
+    },
+}

@@ -277,6 +277,9 @@ class Objective:
 class Optimizer:
     learning_rate: float = 1e-4
     warmup_steps: int = 10  # optimizer steps; an RL step has training.minibatches of them
+    # In place of warmup_steps, where above 0: RL steps, whose optimizer steps have one rate, as in
+    # verl. A schedule counts likewise.
+    warmup_rl_steps: int = 0
     schedule: str = one_of("constant", "linear", "cosine")
     final_rate: float = 0.0  # linear, cosine: share of learning_rate at the end
     weight_decay: float = 0.1
@@ -345,7 +348,9 @@ class Training:
     # any length.
     micro_tokens: int = 0
     # Optimizer steps per RL step, each on equally many samples. Groups stay whole if they have one
-    # size and their number is divisible.
+    # size and their number is divisible. 0: the samples of a group by those that screen it, rule.n
+    # / rule.n_init, and 1 without screening: so verl's code makes of SPEED, whose mini-batch it
+    # multiplies by the samples of one call.
     minibatches: int = 1
     max_skipped: int = 5  # stop after this many non-finite updates in a row
 
@@ -486,3 +491,9 @@ class Config:
     def group_size(self) -> int:
         """Samples of a group that are trained on (on average): rows of a batch for each group."""
         return group_size(self.rule)
+
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps of an RL step, `training.minibatches` resolved."""
+        screening = getattr(self.rule, "n_init", self.group_size)
+        return self.training.minibatches or max(1, self.group_size // screening)

@@ -105,9 +105,9 @@ def is_integer(answer: str) -> bool:
     return bool(_INTEGER.fullmatch(answer))
 
 
-def unsqueezed(answer: str, solution: str) -> str:
-    r"""The solution's box, if it equals the answer except for spacing, braces and backslashes; else
-    the answer.
+def restore_spacing(answer: str, solution: str) -> str:
+    r"""The solution's last box, if the answer was cut inside a brace, or differs from the box only
+    in spacing, braces and backslashes; else the answer.
 
     Copies of MATH have answers without spaces: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82",
     "1\-2" for "1 \\ -2". Some were cut inside a brace. No parser can read these, and the box is the

@@ -86,7 +86,7 @@ class VisitOrder:
     """Least visited prompts first. A visit counts when a prompt's samples are complete, accepted or
     not. Ties are shuffled.
 
-    Source: Bae et al. (arXiv 2504.03380), Algorithm 1; methods.md section 2.
+    Source: Bae et al. (arXiv 2504.03380), Algorithm 1.
     """
 
     name = "visits"

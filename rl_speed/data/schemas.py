@@ -545,7 +545,7 @@ def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple
     text = gold.answer_text(value, name)
     if "body" in item:  # ASDiv
         text = gold.without_unit(text)
-    return gold.unsqueezed(text, solution), solution, name
+    return gold.restore_spacing(text, solution), solution, name
 
 
 def _answer_in(solution: str, item: dict[str, Any]) -> str:

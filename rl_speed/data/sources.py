@@ -219,8 +219,9 @@ def _one_set(folder: Path, files: list[Path]) -> list[Path]:
         there = {int(shard["number"]) for shard in shards if int(shard["count"]) == count}
         if absent := sorted(set(range(count)) - there):
             raise DataError(
-                f"{folder}: {len(absent)} of {count} shards are not there, the first of them "
-                f"number {absent[0]} (from 0); a pattern reads those that are"
+                f"{folder}: {len(absent)} of {count} shards are missing (the first: number "
+                f"{absent[0]}, counted from 0). Add them, or read those that are there with a "
+                f"pattern, {folder}/*{min(formats)}"
             )
     return files
 
@@ -233,7 +234,10 @@ def _saved(folder: Path, split: str) -> list[Path]:
     names = [file.get("filename", "") for file in state.get("_data_files") or []]
     for name in names:
         if not (folder / name).is_file():
-            raise DataError(f"{folder}: {name!r}, which {_STATE_OF_SAVED} names, is not there")
+            raise DataError(
+                f"{folder}: {name!r}, which {_STATE_OF_SAVED} names, is missing: copy it there, or "
+                "save the data set again with save_to_disk"
+            )
     if not names:
         raise DataError(f"{folder / _STATE_OF_SAVED} names no data files")
     return [folder / name for name in names]

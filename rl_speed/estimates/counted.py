@@ -17,7 +17,7 @@ class BetaEma:
     prompt that is seldom visited keeps its counts. Estimate before a step and update after it: a
     step then uses the estimate from before it. Released settings: Beta(1, 16), decay 0.9.
 
-    Source: Reinforce-Ada, section 3.1; methods.md section 3.
+    Source: Reinforce-Ada, section 3.1.
 
     Args:
       a, b: the prior, positive. decay: in (0, 1]; 1 keeps everything.

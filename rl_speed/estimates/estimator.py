@@ -3,7 +3,7 @@
 An `Estimator` estimates before a step's samples are drawn and is updated after: a step uses the
 estimate from before it.
 
-Source: Reinforce-Ada (Xiong et al.), section 3.1; methods.md section 3.
+Source: Reinforce-Ada (Xiong et al.), section 3.1.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """A value head on the policy's hidden state: it also estimates prompts that were never visited.
 
-Source: Reinforce-Ada (Xiong et al.), section 3.1; methods.md section 3.
+Source: Reinforce-Ada (Xiong et al.), section 3.1.
 """
 
 from collections.abc import Sequence

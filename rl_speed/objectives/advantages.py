@@ -125,7 +125,7 @@ def rloo(rewards, group_ids, num_groups: int) -> jax.Array:
     """Leave-one-out: r_i minus the mean of the group's other rewards, f32[R].
 
     Equals n/(n-1) times `dr_grpo`; the policy gradient it gives is unbiased.
-    Source: methods.md section 5; Ahmadian et al. 2024 (arXiv 2402.14740).
+    Source: Ahmadian et al. 2024 (arXiv 2402.14740).
     """
     groups = _grouped(rewards, group_ids, num_groups)
     others_G = (groups.count_G - 1).astype(jnp.float32)
@@ -139,7 +139,7 @@ def rloo(rewards, group_ids, num_groups: int) -> jax.Array:
 def grpo(rewards, group_ids, num_groups: int, eps=1e-6) -> jax.Array:
     """(r - group mean) / (group std + eps), std with ddof 1, f32[R].
 
-    Source: methods.md section 5; DeepSeekMath (arXiv 2402.03300).
+    Source: DeepSeekMath (arXiv 2402.03300).
     """
     groups = _grouped(rewards, group_ids, num_groups)
     centred_R, _ = _centred(groups)
@@ -158,7 +158,6 @@ def reinforce(rewards, group_ids, num_groups: int) -> jax.Array:
 
     Groups only mark padding: with one sample per prompt, the usual setting, every group is a
     singleton and still learns.
-    Source: methods.md section 5.
     """
     group_ids = jnp.asarray(group_ids)
     valid_R = (group_ids >= 0) & (group_ids < num_groups)
@@ -181,7 +180,7 @@ def reinforce_pp(
         different lengths of correct and wrong samples.)
       eps: added to the std; 0 is safe.
 
-    Source: methods.md section 5; Hu et al. (arXiv 2501.03262).
+    Source: Hu et al. (arXiv 2501.03262).
     """
     groups = _grouped(rewards, group_ids, num_groups)
     if baseline:

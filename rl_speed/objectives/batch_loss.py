@@ -57,7 +57,8 @@ def token_weights(
     Raises:
       ValueError: unknown aggregation, or a constant missing, misplaced or not positive.
 
-    Source: methods.md section 5.
+    Source: token means: DAPO (arXiv 2503.14476), section 3.3; means of samples: DeepSeekMath (arXiv
+    2402.03300); a constant: Dr. GRPO (arXiv 2503.20783).
     """
     _choose("aggregation", aggregation, AGGREGATIONS)
     if (aggregation == "token_sum_constant") != (constant is not None):
@@ -161,8 +162,6 @@ def policy_loss(
       ValueError: unknown option, mismatched shapes, a coefficient without its
         input, or a bound out of range.
       TypeError: a setting of no known loss.
-
-    Source: methods.md section 5.
     """
     loss = _checked_loss(loss, {"truncation": truncation, **settings})
     _choose("correction", correction, CORRECTIONS)

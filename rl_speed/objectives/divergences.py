@@ -8,7 +8,7 @@ KL_KINDS = ("k1", "k2", "k3")
 def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
     """Estimates KL(pi || ref) per token, where tokens were sampled from pi.
 
-    With d = log pi - log ref (methods.md section 5; Schulman, "Approximating KL
+    With d = log pi - log ref (Schulman, "Approximating KL
     divergence"):
       k1 = d               unbiased, any sign, high variance
       k2 = d^2 / 2         biased in value, lower variance

@@ -91,7 +91,7 @@ class Ppo(_Clipped):
     """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1, if A < 0 also
     -max(that min, A c).
 
-    Source: methods.md section 5; clip-higher: DAPO (arXiv 2503.14476); dual clip: Ye et al. (arXiv
+    Source: clip-higher: DAPO (arXiv 2503.14476); dual clip: Ye et al. (arXiv
     1912.09729).
     """
 

@@ -9,7 +9,7 @@ variant, with no NaN. The expected sum over a group's rows, divided by n, is
 `theory.sequential_weight` times grad p (tested by enumeration). The stopping rule that filled the
 pool biases p_hat (`theory.sequential_cost(...).pass_rate`).
 
-Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; methods.md section 3.
+Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2.
 """
 
 import functools

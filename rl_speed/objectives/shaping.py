@@ -15,7 +15,7 @@ def overlong_penalty(lengths, max_length: int, buffer: int, factor: float = 1.0)
 
     `lengths` [R], `max_length` and `buffer` are in tokens, the latter two static. Returns f32[R].
     Raises ValueError for a buffer outside (0, max_length].
-    Source: methods.md section 5; DAPO (arXiv 2503.14476), section 3.4.
+    Source: DAPO (arXiv 2503.14476), section 3.4.
     """
     if not 0 < buffer <= max_length:
         raise ValueError(

@@ -316,7 +316,9 @@ class ModelFiles:
         Raises ValueError if it does not describe `model`.
         """
         described = ModelConfig.from_hf(self.config, model.dtype, model.remat, model.platform)
-        settings = {"interpret": model.interpret, "unused_ids": model.unused_ids}
+        # Fields that no config.json has.
+        own = ("interpret", "unused_ids", "trainable")
+        settings = {name: getattr(model, name) for name in own}
         if dataclasses.replace(described, **settings) != model:
             raise ValueError(
                 "the policy has another shape than the config.json that it was read from"

@@ -222,7 +222,9 @@ class Vocabulary:
     size: int = 0
 
     def tokens(self, x: Array) -> Array:
-        """[N, ...] of each shard -> [shards * N, ...]."""
+        """All-gathers x over the shards: [N, ...] on each becomes [shards * N, ...]; N: tokens of a
+        shard.
+        """
         return jax.lax.all_gather(x, self.axis, tiled=True) if self.axis else x
 
     def mine(self, x: Array) -> Array:
@@ -383,8 +385,8 @@ def embed(table: Array, tokens: Array, config: ModelConfig, weights: Weights = W
 def output_head(
     params: Params, hidden: Array, config: ModelConfig, vocabulary: Vocabulary = Vocabulary()
 ) -> Array:
-    """Logits, float32 [..., V], of hidden states [..., D]; `vocabulary`: the head's shard. Logits
-    of `config.unused_ids` are `UNUSED_LOGIT`.
+    """Logits, float32 [..., V], of hidden states [..., D]. V: words of `vocabulary`, the head's
+    shard. Logits of `config.unused_ids` are `UNUSED_LOGIT`.
     """
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("head"), full_precision(config):

@@ -1,8 +1,8 @@
 """The replay cache of RPO (replay of partial reasoning): one response per prompt, from which its
 next samples start.
 
-Source: Yi et al., "replay of partial reasoning"; methods.md section 4 lists differences between
-paper and released code.
+Source: Yi et al., "replay of partial reasoning". `presets.rpo` lists differences between paper and
+released code.
 """
 
 import dataclasses
@@ -27,8 +27,12 @@ _UPDATE = 1
 
 @dataclasses.dataclass(frozen=True)
 class CacheReport:
-    """Result of loading a file: responses held; responses to unknown prompts, left out; prompts
-    without a response; the file's `about`.
+    """Result of loading a file.
+
+    Attributes:
+      held: responses in the cache. unknown: responses left out, since their prompt is not known.
+      missing: prompts without a response. about: what the file says of itself, such as whose
+        responses it has.
     """
 
     held: int

@@ -58,7 +58,7 @@ def cuts(
     paper's m = 0 leaves nothing to sample. A sample's draw is keyed by (seed, visit, its index).
 
     Returns: i32[count]; zeros without a cached response.
-    Source: methods.md section 4.
+    Source: Yi et al., section 3.1.
     """
     if cached is None:
         return np.zeros((count,), np.int32)

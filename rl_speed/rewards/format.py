@@ -1,4 +1,4 @@
-"""Shaping rewards: the form, the language and the length of a response (methods.md, 2 and 4)."""
+"""Shaping rewards: the form, the language and the length of a response."""
 
 import collections
 import functools
@@ -27,7 +27,7 @@ def format_reward(
     Raises:
       ValueError: `ended` has another length.
 
-    Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
+    Source: Bae et al., arXiv 2504.03380.
     """
     if len(ended) != len(responses):
         raise ValueError(f"{len(responses)} responses but {len(ended)} ended flags")
@@ -49,7 +49,7 @@ def language_reward(responses: Sequence[str]) -> np.ndarray:
     These are ASCII letters, white space and any Unicode number, punctuation or symbol. An empty
     response scores 0.
 
-    Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
+    Source: Bae et al., arXiv 2504.03380.
     """
     shares = []
     for text in responses:
@@ -92,7 +92,7 @@ def length_aware_reward(
         reward that is not positive is kept, as in the released code.
 
     Returns: f32[R]. Raises: ValueError for another `reference`.
-    Source: RPO, Yi et al. (methods.md, section 4).
+    Source: RPO, Yi et al..
     """
     if reference not in ("all", "correct"):
         raise ValueError(f'reference must be "all" or "correct", got {reference!r}')

@@ -1,7 +1,7 @@
 """A pool of killable worker processes for scoring functions that may hang, crash or use up memory.
 
 Some expressions keep a grader in C code that no signal interrupts, and time limits by signals work
-only on the main thread (methods.md, section 6). Here every item runs in a process that the parent
+only on the main thread. Here every item runs in a process that the parent
 can kill. A failure costs only that item its reward, and is counted by cause.
 
 An item's limit is *processor* time, so that its result does not depend on the machine's load. The

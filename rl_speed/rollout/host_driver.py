@@ -1,5 +1,5 @@
-"""The host driver: applies a sampling rule between generation calls, with pre-fetch and a buffer
-(SPEED, Algorithm 2).
+"""The host driver: applies a sampling rule between generation calls, with pre-fetch and a buffer.
+With screening "fixed" and continuation "at_once" this is SPEED's Algorithm 2.
 
 One call holds the next samples of every prompt in flight (continuations, marked with the rule's
 phase, never inferred from counts) and the first samples of new prompts. After scoring, the rule

@@ -44,10 +44,14 @@ def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
         return epath.Path(directory.rstrip("/"))
     home = Path(workdir).resolve()
     folder = Path(directory).resolve() if directory else home / "checkpoints"
-    if folder == home or home / "policy" in (folder, *folder.parents):
+    if folder == home:
         raise ValueError(
-            f"config.checkpoints.dir={directory!r} is the workdir itself, or in its policy/, which "
-            "is written anew; name another folder, which may be in the workdir"
+            f"config.checkpoints.dir={directory!r} is the workdir itself: name a folder in it"
+        )
+    if home / "policy" in (folder, *folder.parents):
+        raise ValueError(
+            f"config.checkpoints.dir={directory!r} is in {home / 'policy'}, which an export "
+            "replaces: name another folder"
         )
     return epath.Path(folder)
 

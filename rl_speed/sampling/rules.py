@@ -175,7 +175,7 @@ class Dynamic(_OnePhase):
     of different lengths are trained on. It needs `Counts.varied`.
 
     Raises (decide): ValueError, `metric="reward"` without known rewards.
-    Source: DAPO (arXiv 2503.14476), equation 11; methods.md section 5. "reward": ours, for Yi et
+    Source: DAPO (arXiv 2503.14476), equation 11. "reward": ours, for Yi et
     al., section 3.4, who want differences "even when all responses are correct".
     """
 

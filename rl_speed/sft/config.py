@@ -137,6 +137,10 @@ class SFTConfig:
                 d.eval_question_field and not d.eval,
                 "config.data.eval_question_field needs config.data.eval",
             ),
+            (
+                self.optimizer.warmup_rl_steps,
+                "config.optimizer.warmup_rl_steps is for RL: use config.optimizer.warmup_steps",
+            ),
             (e.eval_share >= 1, f"config.examples.eval_share must be below 1; got {e.eval_share}"),
         ):
             if wrong:

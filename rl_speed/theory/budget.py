@@ -36,11 +36,11 @@ def progress(p, n):
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Samples for each prompt.
+    """An allocation of samples to prompts.
 
     Attributes:
-      samples: i64[P]; 0 or at least 2. spent: tokens. progress: the sum of `progress`.
-      bound: no allocation of the budget has more.
+      samples: i64[P]; 0 or at least 2. spent: expected tokens. progress: expected gain, the sum of
+        `progress` over prompts. bound: at least the progress of any allocation of the budget.
     """
 
     samples: np.ndarray

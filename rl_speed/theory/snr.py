@@ -46,7 +46,7 @@ def snr_bound_exact_advantage(p):
 
     [ (1-p)^2/p + p^2/(1-p) - 1 ]^-1 = p(1-p) / (1 - 4 p(1-p)) = p(1-p) / (1-2p)^2;
     infinite at p = 1/2, where the gradient of a one-logit policy has no variance.
-    Source: methods.md section 1.
+    Source: arXiv 2506.09016, Theorem 3.1.
     """
     p = _check.probability(p)
     with np.errstate(divide="ignore"):

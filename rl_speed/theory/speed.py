@@ -5,7 +5,7 @@ high, both strict, and if accepted gets n_cont more; the group of N = n_init + n
 with RLOO. Two special cases cover the baselines: accepting everything (-inf, inf) is uniform
 sampling of N, and n_cont = 0 with (0, 1) is dynamic sampling (DAPO's filter).
 
-Source: arXiv 2506.09016, section 4; methods.md section 1.
+Source: arXiv 2506.09016, section 4.
 """
 
 import dataclasses

@@ -173,7 +173,7 @@ def balanced_weight(p, n: int):
     Returns float64 of p's shape, infinite at both ends. Raises ValueError for p outside [0, 1] or
     n, the rows kept, below 2.
 
-    Source: methods.md, section 3. Derivation: a positive's score is grad p / p and a negative's
+    Source: ours. Derivation: a positive's score is grad p / p and a negative's
     -grad p / (1-p), with advantages 1-p and -p.
     """
     p = _check.probability(p)

@@ -798,8 +798,11 @@ def build_split_step(
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
-    steps = config.training.steps * config.training.minibatches
-    return make_optimizer(config.optimizer, params, steps)
+    o = config.optimizer
+    if o.warmup_rl_steps:
+        by_rl_step = dataclasses.replace(o, warmup_steps=o.warmup_rl_steps, warmup_rl_steps=0)
+        return make_optimizer(by_rl_step, params, config.training.steps, config.minibatches)
+    return make_optimizer(o, params, config.training.steps * config.minibatches)
 
 
 def update_config(config: Config) -> UpdateConfig:

@@ -199,7 +199,7 @@ def refused_bytes(message: str) -> int:
 
 def abstract_batch(config: Config, mesh: Mesh) -> Batch:
     """The widest batch of one optimizer step, as shapes with shardings."""
-    rows = config.driver.groups * config.group_size // config.training.minibatches
+    rows = config.driver.groups * config.group_size // config.minibatches
     width = config.data.max_prompt_length + config.sampler.max_new
 
     def leaf(shape, dtype):
@@ -524,7 +524,7 @@ def describe_work(config: Config) -> dict[str, float]:
         "samples a step": per_step,
         "rows of tokens": width,
         "tokens a step": per_step * width,
-        "optimizer steps": config.training.minibatches,
+        "optimizer steps": config.minibatches,
         f"prompts {call}": prompts,
         f"samples {call}": samples,
         f"tokens {call}": samples * config.sampler.max_new,

@@ -517,9 +517,7 @@ class Trainer:
             self._account(
                 report.generation, self.hosts.first(spent, f"the time of step {self.step}")
             )
-            self.totals.optimizer_steps += c.training.minibatches - int(
-                numbers["train/empty_minibatches"]
-            )
+            self.totals.optimizer_steps += c.minibatches - int(numbers["train/empty_minibatches"])
             record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
                 self.step,

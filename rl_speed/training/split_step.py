@@ -218,7 +218,7 @@ class SplitStep:
         """
         c = self._config
         o = self._config.objective
-        parts = self._config.training.minibatches
+        parts = self._config.minibatches
         if rollouts.nonfinite.any():
             rollouts = rollouts.take(np.flatnonzero(~rollouts.nonfinite))
         rollouts, advantages = (rollouts, None) if self._select is None else self._select(rollouts)
@@ -322,9 +322,7 @@ def trains_on_prefixes(config: Config) -> bool:
 
 def uses_old_logprobs(config: Config) -> bool:
     """Whether the loss needs the log-probs of the policy before the step."""
-    o = config.objective
-    # Plain policy gradient has no ratio, so it needs no recomputed log-probs.
-    return o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
+    return config.objective.old_logprobs != "behaviour"
 
 
 def scores_batch(config: Config) -> bool:
@@ -334,5 +332,5 @@ def scores_batch(config: Config) -> bool:
     several times or the reward needs them before.
     """
     o = config.objective
-    early = config.training.minibatches > 1 or (o.kl_coef > 0 and o.kl_in == "reward")
+    early = config.minibatches > 1 or (o.kl_coef > 0 and o.kl_in == "reward")
     return uses_old_logprobs(config) or (trains_on_prefixes(config) and early)

@@ -17,12 +17,15 @@ _BIASES = frozenset({"bq", "bk", "bv"})
 _LOOKUPS = frozenset({"embed"})
 
 
-def learning_rate_schedule(config: Optimizer, total_steps: int) -> optax.Schedule:
+def learning_rate_schedule(config: Optimizer, total_steps: int, unit: int = 1) -> optax.Schedule:
     """Updates made so far (i32 scalar) -> learning rate of the next one (f32 scalar).
 
-    Update k (from 1) of the warm-up has k / warmup_steps of the peak. `total_steps`: all updates,
-    including warm-up.
+    Step k (from 1) of the warm-up has k / warmup_steps of the peak. `total_steps`: all steps,
+    including warm-up. `unit`: updates of a step, which have one rate.
     """
+    if unit > 1:
+        of_step = learning_rate_schedule(config, total_steps)
+        return lambda count: of_step(count // unit)
     left = total_steps - config.warmup_steps
     final = config.final_rate
     after = {
@@ -60,24 +63,27 @@ def decay_mask(params: Any) -> Any:
 
 
 def make_optimizer(
-    config: Optimizer, params: Any, total_steps: int = 0
+    config: Optimizer, params: Any, total_steps: int = 0, unit: int = 1
 ) -> optax.GradientTransformation:
     """The optax transformation for the tree of weights `params` (abstract is enough).
 
     Equal settings and trees give the same object, so that compiled functions are reused.
 
     Args:
-      total_steps: all updates of the run, for the schedules "linear" and "cosine".
+      total_steps: all steps of the run, for the schedules "linear" and "cosine". unit: updates of
+        a step, 1 unless the schedule counts RL steps.
     """
     leaves, tree = jax.tree.flatten(decay_mask(params))
     steps = 0 if config.schedule == "constant" else total_steps
-    return _make_optimizer(dataclasses.replace(config), steps, tuple(leaves), tree)
+    return _make_optimizer(dataclasses.replace(config), steps, unit, tuple(leaves), tree)
 
 
 @functools.lru_cache(maxsize=16)
-def _make_optimizer(config: Optimizer, total_steps: int, decays: tuple[bool, ...], tree: Any):
+def _make_optimizer(
+    config: Optimizer, total_steps: int, unit: int, decays: tuple[bool, ...], tree: Any
+):
     adamw = optax.adamw(
-        learning_rate_schedule(config, total_steps),
+        learning_rate_schedule(config, total_steps, unit),
         b1=config.b1,
         b2=config.b2,
         eps=config.eps,

@@ -32,7 +32,7 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
     Args:
       rollouts: whole groups, any number; lengths are tokens of the whole response.
 
-    Source: Yi et al. (methods.md, section 4).
+    Source: Yi et al., section 3.4.
     """
     r = config.reward
     groups = config.driver.groups

@@ -436,8 +436,9 @@ def test_what_was_read_is_written_back(params, tmp_path, dtype):
     extra = {"config.json": config, "generation_config.json": GENERATION}
     save_hf(first, params, MODEL, dtype=dtype, extra=extra)
     files, (loaded, model) = ModelFiles.read(first), load_hf(first)
-    # Also where ids without a token are known, and it computes otherwise.
-    model = dataclasses.replace(model, unused_ids=((5, 6),), dtype="bfloat16", remat=True)
+    # Also where ids without a token are known, it computes otherwise, and some weights are frozen.
+    own = {"unused_ids": ((5, 6),), "trainable": ("wq",)}
+    model = dataclasses.replace(model, **own, dtype="bfloat16", remat=True)
     save_hf(second, loaded, model, source=files, end_tokens=(2, 0))
     assert written(second) == GENERATION and written(second, "config.json") == config
     assert (second / "model.safetensors").stat().st_size == (

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from rl_speed.config import Config, Optimizer, Training
+from rl_speed.training.build import build_optimizer
 from rl_speed.update.optimizer import decay_mask, learning_rate_schedule, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -90,6 +91,27 @@ def test_decay_reaches_its_end_at_total_steps(schedule, final):
     )
     np.testing.assert_allclose([rate(3), rate(14), rate(24)], [2, 1 + final, 2 * final], atol=1e-6)
     assert rate(9) > rate(14) > rate(19)
+
+
+def test_schedules_in_rl_steps_are_staircases():
+    """As in verl: all optimizer steps of an RL step have one rate."""
+    warm = learning_rate_schedule(Optimizer(learning_rate=1.0, warmup_steps=2), 0, unit=3)
+    np.testing.assert_allclose([warm(k) for k in range(8)], [0.5] * 3 + [1] * 5)
+    decayed = Optimizer(2.0, warmup_steps=4, schedule="cosine")
+    alone = learning_rate_schedule(decayed, 24)
+    by_three = learning_rate_schedule(decayed, 24, unit=3)
+    assert all(by_three(k) == alone(k // 3) for k in range(72))
+    # The trainer's.
+    config = Config(training=Training(steps=6, minibatches=2))
+    config.optimizer = Optimizer(learning_rate=1.0, warmup_steps=0, warmup_rl_steps=4)
+    p = {"w": jnp.ones((1, 1))}
+    optimizer = build_optimizer(config, p)
+    state = optimizer.init(p)
+    steps = []
+    for _ in range(6):  # of a constant gradient Adam's step is the rate
+        updates, state = optimizer.update(p, state, {"w": jnp.zeros((1, 1))})
+        steps.append(-float(updates["w"][0, 0]))
+    np.testing.assert_allclose(steps, [0.25, 0.25, 0.5, 0.5, 0.75, 0.75], rtol=1e-4)
 
 
 def test_clipping_bounds_the_gradient_before_adam():

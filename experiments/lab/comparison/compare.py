@@ -11,7 +11,8 @@ from pathlib import Path
 
 import jax
 
-from lab.comparison import benchmarks, budgets, pass_rates, plots, runs, table
+from lab.comparison import benchmarks, budgets, learning_rates, pass_rates, plots, runs, table
+from lab.comparison.protocols import Protocol
 from rl_speed.config import Config, flatten
 from rl_speed.config.methods import OfMethod, of
 from rl_speed.sampling.rules import Speed
@@ -37,6 +38,10 @@ def compare(
     pass_rate_samples: int = 50,
     command: str = "",
     of_method: OfMethod | None = None,
+    protocol: Protocol | None = None,
+    grid: Sequence[float] = (),
+    tuning_seeds: Sequence[int] = (),
+    processes: int = 1,
 ) -> tuple[str, str]:
     """(the tables as text, a line that names the files).
 
@@ -49,9 +54,23 @@ def compare(
         with 0, nine tenths of the way from the start to the best of the methods that do not screen.
       pass_rate_samples: of each held-out prompt, by the starting policy; 0: none. command: what the
         tables say made them.
+      protocol: what it changes, and its methods where `methods` names none.
+      grid, tuning_seeds: each method gets the best of these learning rates, on seeds of their own;
+        none: that of the settings.
+      processes: runs at a time.
 
     Raises ValueError, FileNotFoundError: a method, a setting or a file that cannot be.
     """
+    if protocol:
+        methods = list(methods) or protocol.methods
+        of_method = protocol.settings(of_method or of(config))
+    if bool(grid) != bool(tuning_seeds):
+        raise ValueError("--learning_rates and --tuning_seeds go together: neither works alone")
+    if both := set(seeds) & set(tuning_seeds):
+        raise ValueError(
+            f"--tuning_seeds names {min(both)}, a seed of the comparison: a rate that was chosen "
+            "on a seed looks better there than it is"
+        )
     for flag, given in (("methods", list(methods)), ("seeds", list(seeds))):
         if not given:
             raise ValueError(f"--{flag} names none")
@@ -68,9 +87,23 @@ def compare(
                 pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command
             )
         rates = pass_rates.load(workdir)["rates"]
-    done = runs.run_all(of_method, variants, seeds, workdir)
-    for run in done:
-        runs.check_whole(run, runs.folder_of(workdir, run.variant, run.seed))
+    ratio = protocol.ratio if protocol else 2.0
+
+    def trained(variants, seeds):
+        if processes > 1:
+            runs.train_together(of_method, variants, seeds, workdir, processes)
+        done = runs.run_all(of_method, variants, seeds, workdir)
+        for run in done:
+            runs.check_whole(run, runs.folder_of(workdir, run.variant, run.seed))
+            run.ratio = ratio
+        return done
+
+    tried: list[runs.Run] = []
+    if grid:
+        tried = trained([runs.Variant(v.spec, r) for v in variants for r in grid], tuning_seeds)
+        best = learning_rates.choose(tried, targets.get("", 0.0))
+        variants = [runs.Variant(v.spec, best[v.spec]) for v in variants]
+    done = trained(variants, seeds)
     grouped = table.group_runs(done)
     sets = benchmarks.common_sets(done)
     benchmarks.check_names(targets, sets)
@@ -98,7 +131,18 @@ def compare(
     limits, budget_rows = budgets.at_budgets(done)
     text = "\n".join(
         [
-            table.markdown(rows, target, start, predicted, phase_rows, command, machine),
+            table.markdown(
+                rows,
+                target,
+                start,
+                predicted,
+                phase_rows,
+                command,
+                machine,
+                protocol.says if protocol else "",
+                ratio,
+            ),
+            *([learning_rates.markdown(tried, best, target)] if tried else []),
             *([benchmarks.markdown(by_benchmark)] if by_benchmark else []),
             budgets.markdown(limits, budget_rows),
         ]
@@ -139,9 +183,11 @@ def compare(
         plots.plot_training(done, workdir / "training.png"),
         budgets.plot_budgets(limits, budget_rows, start, workdir / "budgets.png"),
     ]
+    if tried:
+        drawn.append(learning_rates.plot(tried, best, workdir / "learning_rates.png"))
     if by_benchmark:
         drawn.append(benchmarks.plot(done, by_benchmark, workdir / "benchmarks.png"))
-    if any(v.baseline in {w.spec for w in grouped} for v in grouped):
+    if any(v.find_baseline({w.spec: w for w in grouped}) for v in grouped):
         drawn.append(plots.plot_speedup(done, start, target, workdir / "speedup.png"))
     (workdir / "table.md").write_text(text)
     return text, f"written to {' '.join(map(str, [workdir / 'table.md', *drawn]))}"

@@ -30,11 +30,11 @@ def mean_curve(
 
 
 def plot_accuracy(runs: Sequence[Run], target: float | None, path: Path) -> Path:
-    """Held-out accuracy over wall-clock, generated tokens and optimizer steps;
-    bands span the seeds.
-    """
+    """Held-out accuracy over each of AXES; bands span the seeds."""
     plt = pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.8), constrained_layout=True, sharey=True)
+    figure, axes = plt.subplots(
+        1, len(AXES), figsize=(4.5 * len(AXES), 3.8), constrained_layout=True, sharey=True
+    )
     for i, (variant, members) in enumerate(group_runs(runs).items()):
         for panel, axis in zip(axes, AXES):
             x, mean, low, high = mean_curve(members, axis)
@@ -92,7 +92,9 @@ def plot_speedup(runs: Sequence[Run], start: float, target: float, path: Path) -
     A target's point is drawn where every seed of both methods reaches it.
     """
     plt = pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.8), constrained_layout=True)
+    figure, axes = plt.subplots(
+        1, len(AXES), figsize=(4.5 * len(AXES), 3.8), constrained_layout=True
+    )
     # The first tenth of the way is within the noise of an evaluation.
     targets = np.linspace(start + 0.15 * (target - start), target + 0.1 * (target - start), 60)
     tables = [time_to_target(runs, level) for level in targets]

@@ -1,11 +1,13 @@
 """Which runs a comparison is made of, and running them."""
 
+import concurrent.futures
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from rl_speed.runtime.signals import Stopped
 from rl_speed.runtime.workdir import read_settings, read_summary
 
 # What tables and pictures read of an evaluation and of a step; the rest may be missing.
-POINT = ("step", "train_s", "tokens", "optimizer_steps", "eval/accuracy")
+POINT = ("step", "train_s", "tokens", "samples", "optimizer_steps", "eval/accuracy")
 RECORD = ("train/accuracy", "train/grad_norm", "train/informative_groups")
 # Settings that change nothing of what a comparison reads.
 ASIDE = ("logging.", "checkpoints.")
@@ -28,9 +30,14 @@ COST_FILE = "wall_clock.json"
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A named method with changed fields: "speed_rloo", or "speed_rloo@rule.n_init=6@rule.n=24"."""
+    """A named method with changed fields: "speed_rloo", or "speed_rloo@rule.n_init=6@rule.n=24".
+
+    Attributes:
+      rate: its learning rate; None: that of the settings.
+    """
 
     spec: str
+    rate: float | None = None
 
     @property
     def method(self) -> str:
@@ -45,13 +52,23 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        return self.spec.replace("@", "-").replace("=", "_")
+        rate = "" if self.rate is None else f"-rate_{self.rate:g}"
+        return self.spec.replace("@", "-").replace("=", "_") + rate
 
     @property
     def baseline(self) -> str | None:
         """The method that this one chooses prompts for: rloo for speed_rloo, and likewise."""
         way, _, method = self.method.partition("_")
         return method if way in ("speed", "forecast") else None
+
+    def find_baseline(self, specs: Mapping[str, Any]) -> Any:
+        """The value in `specs` of the baseline with the same changes, else without any; None where
+        there is none.
+        """
+        if self.baseline is None:
+            return None
+        alike = "@".join([self.baseline, *self.spec.split("@")[1:]])
+        return specs.get(alike, specs.get(self.baseline))
 
     def apply(self, config: Config) -> Config:
         """Set the fields. Raises ValueError naming the method or the field that does not exist."""
@@ -69,6 +86,8 @@ class Variant:
             command.override(config, texts)
         except ValueError as error:
             raise ValueError(f"{self.spec!r}: {error}") from None
+        if self.rate is not None:
+            config.optimizer.learning_rate = self.rate
         return config
 
 
@@ -77,6 +96,7 @@ class Run:
     """A finished run: its summary (with the held-out curve), its metrics, a dict a step,
     the configuration it ran with, what was measured with its policy afterwards by name of the
     probe, and its seconds of wall-clock, evaluation and compilation included (None: nobody noted).
+    `ratio`: of inference to update, for the modelled time.
     """
 
     variant: Variant
@@ -86,6 +106,7 @@ class Run:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     probes: dict[str, Any] = dataclasses.field(default_factory=dict)
     wall_s: float | None = None
+    ratio: float = 2.0
 
     def unlike(self, config: Config) -> list[str]:
         """What this run's settings have that `config` has otherwise: "training.steps=2, not 3"."""
@@ -97,6 +118,13 @@ class Run:
         ]
 
     @property
+    def batch(self) -> float:
+        """Samples that a step trains on; NaN for a rule whose settings do not tell."""
+        rule = self.config.get("rule", {})
+        n = rule.get("n", rule.get("n_init", np.nan) + rule.get("n_cont", np.nan))
+        return float(n * self.config.get("driver", {}).get("groups", np.nan))
+
+    @property
     def held_out(self) -> list[str]:
         """Names of the held-out sets that every evaluation was made on; none where there is one
         set without a name.
@@ -106,11 +134,17 @@ class Run:
 
     def curve(self, x: str, name: str = "") -> tuple[np.ndarray, np.ndarray]:
         """(x, accuracy on a held-out set, or with "" over all questions) with x one of "train_s",
-        "tokens", "optimizer_steps", "samples", "step".
+        "tokens", "optimizer_steps", "samples", "step", or "modelled": T, in RL steps that draw the
+        samples that they train on, where `ratio` parts of them are inference and one is the update.
         """
         points = self.summary["evaluations"]
         key = f"eval/{name}/accuracy" if name else "eval/accuracy"
-        return np.array([p[x] for p in points], float), np.array([p[key] for p in points])
+        accuracy = np.array([p[key] for p in points])
+        if x != "modelled":
+            return np.array([p[x] for p in points], float), accuracy
+        batches = np.array([p["samples"] for p in points], float) / self.batch
+        steps = np.array([p["step"] for p in points], float)
+        return (self.ratio * batches + steps) / (self.ratio + 1), accuracy
 
     def reaches(self, target: float, x: str, name: str = "") -> float | None:
         """Where the held-out curve first crosses the target, by linear interpolation;
@@ -235,6 +269,37 @@ def twin(config: Config, folder: Path, home: Path) -> Path | None:
         if same and read_settings(other / "config.json", "remove the folder") == config.to_dict():
             return other
     return None
+
+
+def train_together(
+    of_method: methods.OfMethod,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    workdir: Path,
+    processes: int,
+) -> None:
+    """What `run_all` would train, in several processes at once, each of which compiles for itself.
+    They share the machine: seconds are those of a busy one, for all methods alike.
+    """
+    check_settings(of_method, variants, seeds)
+    waiting = []
+    for seed in seeds:
+        for variant in variants:
+            folder = folder_of(workdir, variant, seed)
+            if not (folder / "summary.json").exists():
+                config = configured(of_method, variant, seed)
+                config.logging.export = config.logging.progress = False
+                waiting.append((config, folder))
+    processes = min(processes, len(waiting))
+    if not waiting:
+        return
+    with concurrent.futures.ProcessPoolExecutor(
+        processes, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        under_way = {pool.submit(train, *one): one[1] for one in waiting}
+        for count, done in enumerate(concurrent.futures.as_completed(under_way), 1):
+            done.result()
+            print(f"{count} of {len(waiting)}: {under_way[done]}", flush=True)
 
 
 def run_all(

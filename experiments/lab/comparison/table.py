@@ -15,7 +15,9 @@ from rl_speed.theory import expected_speedup
 PHASES = ("generate", "score", "update", "fused", "other")
 AXES = {
     "train_s": "wall-clock (s)",
+    "modelled": "modelled time (T)",
     "tokens": "generated tokens",
+    "step": "RL steps",
     "optimizer_steps": "optimizer steps",
 }
 
@@ -73,7 +75,7 @@ def time_to_target(
                 "values": values,
                 "mean": float(np.mean(values)) if None not in values else None,
             }
-            base = by_method.get(variant.baseline or "")
+            base = variant.find_baseline(by_method)
             if base is None:
                 continue
             of_seed = {b.seed: reached(b, axis) for b in base}
@@ -126,8 +128,10 @@ def predictions(
     from the starting policy's pass rates.
 
     Theory gives the progress per optimizer step in two limits (see `theory.expected_speedup`) and
-    the samples per trained group. With the baseline's measured seconds per sample, and the measured
-    seconds of the rest of a step of each (rows have other lengths), it gives the wall-clock ratio.
+    the samples per trained group. k optimizer steps on the same samples multiply the progress of an
+    RL step by k for a small rate of SGD, by sqrt(k) where Adam's steps are mostly noise. With the
+    baseline's measured seconds per sample, and the measured seconds of the rest of a step of each
+    (rows have other lengths), it gives the wall-clock ratio.
 
     Args:
       pass_rates: f64[P]. rules: variant.spec -> (n_init, n_cont). target: what is measured is
@@ -136,7 +140,7 @@ def predictions(
     by_spec = {variant.spec: members for variant, members in grouped.items()}
     rows = []
     for variant, members in grouped.items():
-        base = by_spec.get(variant.baseline or "")
+        base = variant.find_baseline(by_spec)
         if base is None or variant.spec not in rules:
             continue
         n_init, n_cont = rules[variant.spec]
@@ -147,6 +151,11 @@ def predictions(
         theirs = phases(base, target)
         samples = mine.samples_per_group / reference.samples_per_group
         step = (theirs["generate"] * samples + ours["step"] - ours["generate"]) / theirs["step"]
+        more = optimizer_steps(members) / optimizer_steps(base)
+        steps = {"sgd": more, "adam_wide": math.sqrt(more)}
+        screening = {
+            name: getattr(mine, name) / getattr(reference, name) for name in ("sgd", "adam_wide")
+        }
         rows.append(
             {
                 "method": variant.label,
@@ -160,17 +169,19 @@ def predictions(
                     "predicted": step,
                     "measured": ours["step"] / theirs["step"],
                 },
-                "progress_per_step": {
-                    name: getattr(mine, name) / getattr(reference, name)
-                    for name in ("sgd", "adam_wide")
-                },
-                "wall_clock": {
-                    name: getattr(mine, name) / getattr(reference, name) / step
-                    for name in ("sgd", "adam_wide")
-                },
+                "of_screening": screening,
+                "of_optimizer_steps": steps,
+                "progress_per_step": {name: screening[name] * steps[name] for name in steps},
+                "wall_clock": {name: screening[name] * steps[name] / step for name in steps},
             }
         )
     return rows
+
+
+def optimizer_steps(runs: Sequence[Run]) -> float:
+    """Optimizer steps of an RL step."""
+    last = [run.summary["evaluations"][-1] for run in runs]
+    return sum(p["optimizer_steps"] for p in last) / max(sum(p["step"] for p in last), 1)
 
 
 def number(value: float | None) -> str:
@@ -197,10 +208,14 @@ def markdown(
     phase_rows: dict[str, dict],
     command: str,
     machine: str,
+    protocol: str = "",
+    ratio: float = 2.0,
 ) -> str:
-    """The whole table.md."""
+    """The whole table.md; `protocol`: how the methods are compared, `ratio`: see `Run`."""
     lines = [
         f"# Time to a held-out accuracy of {target:.2f}, from {start:.3f}",
+        "",
+        f"Protocol: {protocol or 'as the settings and the methods say; no paper is followed'}.",
         "",
         f"`{command}`",
         "",
@@ -208,7 +223,9 @@ def markdown(
         "",
         (
             "Mean over seeds; a speed-up is the mean of the ratios seed by seed (smallest to "
-            "largest). Wall-clock is without evaluation, checkpoints and compilation."
+            "largest). Wall-clock is without evaluation, checkpoints and compilation. T counts RL "
+            "steps that draw as many samples as they train on, of which inference takes "
+            f"{ratio:g} parts and the update 1."
         ),
         "",
         "| method | "
@@ -257,10 +274,11 @@ def markdown(
             "",
             (
                 "| method over baseline | acceptance | samples a step, predicted / measured | "
-                "seconds a step, predicted / measured | steps, noise-limited / SGD / measured | "
+                "seconds a step, predicted / measured | by screening, noise-limited / SGD | by "
+                "optimizer steps, noise-limited / SGD | RL steps, noise-limited / SGD / measured | "
                 "wall-clock, noise-limited / SGD / measured |"
             ),
-            "|---" * 6 + "|",
+            "|---" * 8 + "|",
         ]
         measured = {row["method"]: row for row in rows}
         for p in predicted:
@@ -268,8 +286,11 @@ def markdown(
             def pair(name):
                 return f"{p[name]['predicted']:.2f} / {p[name]['measured']:.2f}"
 
-            cells = []
-            for name, axis in (("progress_per_step", "optimizer_steps"), ("wall_clock", "train_s")):
+            cells = [
+                f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f}"
+                for name in ("of_screening", "of_optimizer_steps")
+            ]
+            for name, axis in (("progress_per_step", "step"), ("wall_clock", "train_s")):
                 got = measured[p["method"]][axis].get("speedup")
                 cells.append(
                     f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f} / "
@@ -278,6 +299,6 @@ def markdown(
             lines.append(
                 f"| {p['method']} / {p['baseline']} | {p['acceptance']:.3f} | "
                 f"{pair('samples_ratio')} | {pair('step_seconds_ratio')} | "
-                f"{cells[0]} | {cells[1]} |"
+                f"{' | '.join(cells)} |"
             )
     return "\n".join(lines) + "\n"

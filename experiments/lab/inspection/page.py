@@ -196,8 +196,9 @@ def faults(run: Run) -> dict[str, int]:
         found["skipped update"] = int(run.summary["skipped_updates"])
     elif (skipped := run.column("train/skipped")) is not None:
         # A step's metrics are the mean over its optimizer steps.
+        made = run.column("optimizer_steps")
         found["skipped update"] = round(
-            np.nansum(skipped) * (run.setting("training.minibatches") or 1)
+            np.nansum(skipped * (1 if made is None else np.diff(made, prepend=0)))
         )
     for metric, (at_end, name) in _OF_PROCESS.items():
         found[name] = run.counted(metric, at_end)

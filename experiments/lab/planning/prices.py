@@ -300,7 +300,7 @@ def _measure_update(config, policy, mesh, stream, row) -> dict[str, Any]:
     step = build.build_split_step(config, policy, mesh, optimizer, settings, None)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
     n = config.group_size
-    parts = config.training.minibatches
+    parts = config.minibatches
     room = config.sampler.max_new
     width = config.data.max_prompt_length + room
     whole = np.zeros((config.driver.groups * n // parts, width), np.int32)

@@ -47,14 +47,15 @@ def markdown(
         "",
         f"    {command}",
         "",
-        f"{date}. Nothing of this ran at its scale: the run's own driver asked for samples that "
-        "were drawn from pass rates, and what it asked for has prices. Seconds by phase are of a "
-        f"step, evaluation its share of one; all is {steps:,} steps, without compiling, "
-        "checkpoints and start.",
+        f"{date}. These are predictions: the run's own driver is simulated on given pass rates, "
+        "and each operation has a price. Seconds by phase are of a step; evaluation is averaged "
+        f"over steps. 'In all' is {steps:,} steps, without compiling, checkpoints and start.",
         "",
         "Prices: " + "; ".join(sources) + ".",
         "",
-        "Assumed: " + "; ".join(assumed) + ".",
+        "Assumed:",
+        "",
+        *(f"- {sentence}" for sentence in assumed),
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|" + "---|" * len(COLUMNS),
@@ -109,8 +110,8 @@ def _held_against(
 ) -> list[str]:
     """Predicted beside measured, phase by phase."""
     lines = [
-        "Held against runs (predicted / measured; evaluation left out of both, `other` is in no "
-        "prediction):",
+        "Comparison with measured runs (predicted / measured; without evaluation; predictions "
+        "have no `other`):",
         "",
         "| method | steps | samples | tokens | decode steps | generation | verify, driver | update "
         "| other | seconds a step | ratio |",

@@ -332,7 +332,7 @@ def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceS
     Rows are assigned to shards and packed as the update does it.
     """
     shards = config.mesh.data * config.mesh.fsdp
-    parts = config.training.minibatches
+    parts = config.minibatches
     room = -(-config.driver.groups * config.group_size // parts // shards) * shards
     found = []
     for mine in split_minibatches(owner, parts):

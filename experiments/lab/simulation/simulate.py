@@ -18,7 +18,7 @@ What is measured, with N and K the samples and the right ones of a trained group
   (N-1)]) (there `adam_wide`), each divided by the samples of a trained group.
 
 Where a rule stops by what it saw (Sequential), s^2 of the pool is biased by the stopping; what is
-reported is what training would use all the same. Source: methods.md, sections 1 to 3; SPEED-RL
+reported is what training would use all the same. Source: SPEED-RL
 (arXiv 2506.09016), section 4.
 """
 
@@ -45,7 +45,7 @@ from rl_speed.sampling import (
     compiled_decide,
 )
 
-# Reinforce-Ada-Est as released (methods.md, section 3): Beta(1, 16) prior, counts decayed by 0.9 at
+# Reinforce-Ada-Est as released: Beta(1, 16) prior, counts decayed by 0.9 at
 # each visit.
 PRIOR = (1.0, 16.0)
 DECAY = 0.9

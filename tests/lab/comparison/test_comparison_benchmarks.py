@@ -18,6 +18,7 @@ def run(spec, seed, gains, step_s=1.0):
             "step": i,
             "train_s": step_s * i,
             "tokens": 1000 * i,
+            "samples": 100 * i,
             "optimizer_steps": i,
             "eval/accuracy": 0.3 + i * sum(gains.values()) / len(gains),
             **{f"eval/{name}/accuracy": 0.3 + gain * i for name, gain in gains.items()},

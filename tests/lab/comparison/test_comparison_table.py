@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.comparison import budgets, plots, table
+from lab.comparison import budgets, learning_rates, plots, protocols, table
 from lab.comparison.runs import Run, Variant, check_whole, load_run
+from rl_speed.config import methods
 from rl_speed.config.presets import embedded
 from rl_speed.sampling.rules import Band, Speed
 from rl_speed.theory import expected_speedup
@@ -26,6 +27,7 @@ def run(spec, seed, gain, step_s, generate_s=0.0, samples=100, steps=40):
             "step": i,
             "train_s": float(seconds[i]),
             "tokens": 1000 * i,
+            "samples": samples * i,
             "optimizer_steps": i,
             "eval/accuracy": min(0.3 + gain * i, 0.9),
         }
@@ -45,7 +47,8 @@ def run(spec, seed, gain, step_s, generate_s=0.0, samples=100, steps=40):
         }
         for i in range(steps)
     ]
-    return Run(Variant(spec), seed, {"evaluations": evaluations}, records)
+    config = {"driver": {"groups": 10}, "rule": {"name": "uniform", "n": 10}}
+    return Run(Variant(spec), seed, {"evaluations": evaluations}, records, config)
 
 
 @pytest.fixture
@@ -71,6 +74,64 @@ def test_speed_ups_are_ratios_seed_by_seed(runs):
         {"mean": (1 + 140 / 16) / 2, "min": 1, "max": 140 / 16, "seeds": 2}
     )
     assert "speedup" not in base["train_s"]
+
+
+def test_modelled_time_charges_inference_and_update(runs):
+    """A step trains on 100 samples; speed_rloo draws 200, so that its steps take 5 / 3 of one."""
+    ours, base = table.time_to_target(runs, 0.46)
+    assert base["modelled"]["values"] == pytest.approx(base["step"]["values"])
+    assert ours["modelled"]["values"] == pytest.approx([8 * 5 / 3] * 2)
+    runs[0].ratio = 0.0  # inference is free
+    assert table.time_to_target(runs, 0.46)[0]["modelled"]["values"][0] == pytest.approx(8)
+    speed = {"name": "speed", "n_init": 4, "n_cont": 6}
+    assert dataclasses.replace(runs[0], config={**runs[0].config, "rule": speed}).batch == 100
+
+
+def test_a_baseline_has_the_same_changes():
+    def of(*specs):
+        return {spec: spec for spec in specs}
+
+    variant = Variant("speed_rloo@training.minibatches=6", rate=1e-4)
+    assert variant.find_baseline(of("rloo", "rloo@training.minibatches=6")).endswith("=6")
+    assert variant.find_baseline(of("rloo", "dapo")) == "rloo"
+    assert variant.find_baseline(of("dapo")) is None is Variant("rloo").find_baseline(of("rloo"))
+    assert variant.apply(embedded()).optimizer.learning_rate == 1e-4
+    assert variant.folder != Variant(variant.spec).folder
+
+
+def test_the_best_rate_reaches_the_target_first_or_gets_furthest(tmp_path):
+    tried = [
+        dataclasses.replace(run("rloo", 9, gain, 1.0), variant=Variant("rloo", rate))
+        for rate, gain in ((1e-4, 0.005), (2e-4, 0.01), (4e-4, 0.002))
+    ]
+    assert learning_rates.choose(tried, 0.46) == {"rloo": 2e-4}
+    assert learning_rates.choose(tried, 0.89) == {"rloo": 2e-4}  # nobody gets there
+    text = learning_rates.markdown(tried, {"rloo": 2e-4}, 0.46)
+    assert "| rloo | 32.0, 0.500 | **16.0, 0.700** | not reached, 0.380 |" in text
+    assert learning_rates.plot(tried, {"rloo": 2e-4}, tmp_path / "a.png").stat().st_size > 5_000
+
+
+def test_protocols_say_how_many_optimizer_steps_a_step_has():
+    def steps(name):
+        protocol = protocols.PROTOCOLS[name]
+        of_method = protocol.settings(methods.of(embedded()))
+        found = {}
+        for spec in protocol.methods:
+            config = Variant(spec).of(of_method).validate()
+            assert config.objective.loss.dual_clip == 10 and config.optimizer.max_grad_norm == 1
+            found[spec] = config.minibatches
+        return found
+
+    released = {"rloo": 1, "speed_rloo": 6, "dapo": 1, "speed_dapo": 6}
+    assert steps("speed_released") == released
+    assert steps("speed_equal_steps") == {
+        f"{name}@training.minibatches={k}": k for name in released for k in (1, 6)
+    }
+    released_n = protocols.PROTOCOLS["speed_released"].settings(methods.of(embedded()))
+    of_n_init = {k: Variant(f"speed_rloo@rule.n_init={k}").of(released_n) for k in (4, 5, 6, 8)}
+    assert [of_n_init[k].minibatches for k in (4, 6, 8)] == [6, 4, 3]
+    with pytest.raises(ValueError, match="5 does not divide 24: give the number"):
+        of_n_init[5].validate()
 
 
 def test_ratios_are_of_the_same_seed_in_whatever_order(runs):

@@ -1,0 +1,103 @@
+r"""A paper's main table: several policies, evaluated on the paper's benchmarks as the paper does.
+
+    python experiments/paper_table.py --paper=ada --policies=base=MODEL,ada=runs/ada \
+        --workdir=runs/ada_table [--only=math500,minerva] [--limit=10] [--config.mesh.fsdp=8 ...]
+
+A policy is a Hugging Face directory or the workdir of a run. Benchmarks, responses to a question,
+prompts, temperature and limits are those of `presets.SUITES` and of configs/evaluation.py:PAPER.
+Each policy and benchmark is an evaluation of its own (experiments/evaluate.py), in
+WORKDIR/POLICY/BENCHMARK; the same command goes on where it was interrupted. Writes table.md and
+table.json to --workdir: average@n in percent, the average over benchmarks, and over all questions.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from rl_speed.config import command, presets
+from rl_speed.evaluation.settings import FIELDS
+from rl_speed.evaluation.source import is_run
+from rl_speed.runtime import entry
+
+_CONFIG = command.define_config("How to ask and judge. Default: configs/evaluation.py:PAPER.")
+_PAPER = flags.DEFINE_enum("paper", None, sorted(presets.SUITES), "Whose table.", required=True)
+_POLICIES = flags.DEFINE_list("policies", None, "NAME=DIRECTORY of each policy.", required=True)
+_ONLY = flags.DEFINE_list("only", [], "Some of the benchmarks. Default: all.")
+_DATA = flags.DEFINE_list(
+    "data", [], "NAME=FILE where a benchmark's file lies elsewhere, or for one of yours."
+)
+_LIMIT = flags.DEFINE_integer("limit", 0, "First questions of each benchmark. 0: all.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where everything is written.", required=True)
+
+
+def named(flag: str, texts: list[str]) -> dict[str, str]:
+    """{name: value} of NAME=VALUE. Raises ValueError naming the flag."""
+    found = dict(text.split("=", 1) for text in texts if "=" in text)
+    if wrong := [text for text in texts if "=" not in text] or [n for n in found if "/" in n]:
+        raise ValueError(f"--{flag} is NAME=VALUE with commas between; got {wrong[0]!r}")
+    if len(found) < len(texts):
+        raise ValueError(f"--{flag} gives a name twice")
+    return found
+
+
+def table(scores: dict[str, dict[str, dict]], sets: dict[str, tuple[str, int]]) -> str:
+    """Rows of policies, columns of benchmarks; `scores`: the measures of each."""
+    heads = [f"{name} (average@{n})" if n > 1 else name for name, (_, n) in sets.items()]
+    lines = [
+        "| policy | " + " | ".join([*heads, "average", "by question"]) + " |",
+        "|---" * (3 + len(sets)) + "|",
+    ]
+    for policy, found in scores.items():
+        values = 100 * np.array([found[name]["pass_at"]["1"]["value"] for name in sets])
+        counts = np.array([found[name]["questions"] for name in sets])
+        means = values.mean(), (values * counts).sum() / counts.sum()
+        lines.append(f"| {policy} | " + " | ".join(f"{x:.1f}" for x in (*values, *means)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(_):
+    from rl_speed.evaluation.harness import evaluate_policy  # here, so that --help is quick
+
+    paper = _PAPER.value
+    sets = dict(presets.SUITES[paper])
+    for name, file in named("data", _DATA.value).items():
+        sets[name] = file, sets[name][1] if name in sets else 1
+    if unknown := [name for name in _ONLY.value if name not in sets]:
+        raise ValueError(f"--only={unknown[0]}: --paper={paper} has {', '.join(sets)}")
+    sets = {name: one for name, one in sets.items() if name in (_ONLY.value or sets)}
+    config = flags.FLAGS["config"]
+    given = config.value if config.present else presets.evaluation(paper)
+    scores: dict[str, dict[str, dict]] = {}
+    for policy, place in named("policies", _POLICIES.value).items():
+        of_run = is_run(Path(place))
+        for name, (file, samples) in sets.items():
+            folder = Path(_WORKDIR.value) / policy / name
+            overrides = {"evaluation.samples": samples, **config.override_values}
+            evaluate_policy(
+                given,
+                paper,
+                overrides if of_run else {"model.path": place, **overrides},
+                checkpoint=place if of_run else "",
+                step=None,
+                data=[f"{name}={file}"],
+                k=None,
+                limit=_LIMIT.value,
+                questions_per_call=0,
+                out=str(folder),
+                overwrite=False,
+                progress=True,
+            )
+            summary = json.loads((folder / "summary.json").read_text())
+            scores.setdefault(policy, {})[name] = summary["benchmarks"][name]
+    head = f"`{entry.shown_command()}`\n\nIn percent; the last column weighs questions alike.\n\n"
+    text = table(scores, sets)
+    folder = Path(_WORKDIR.value)
+    (folder / "table.md").write_text(f"# {paper}: benchmarks\n\n{head}{text}")
+    (folder / "table.json").write_text(json.dumps({"sets": sets, "scores": scores}, indent=1))
+    print(f"\n{text}\nwritten to {folder / 'table.md'} {folder / 'table.json'}")
+
+
+if __name__ == "__main__":
+    entry.run(main, fields=FIELDS, default="evaluation")
