@@ -29,6 +29,7 @@ rloo                   RLOO (Ahmadian et al., arXiv 2402.14740)                 
 grpo                   GRPO (DeepSeekMath, arXiv 2402.03300)                                 0.497, 0.42 M, 138 s    0.555
 grpo_dapo_loss         GRPO's sampling with DAPO's loss: token mean, clip 0.2 and 0.28
 grpo_ada_loss          GRPO's sampling with Reinforce-Ada's loss: that, without the std
+ngrpo                  NGRPO (Nan et al.): GRPO with one more reward of 1 in each group
 dr_grpo                Dr. GRPO (arXiv 2503.20783)
 gspo                   GSPO, ratios of whole samples (Zheng et al., arXiv 2507.18071)
 cispo                  CISPO, clipped weights (MiniMax-M1, arXiv 2506.13585)

@@ -271,8 +271,8 @@ def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
     of, _ = settings_of_methods(repo, "speed_qwen2p5_math_1p5b.py:released")
     plain = of("grpo")
     screened = of("speed_grpo")
-    assert plain.driver == of("rloo").driver and plain.training.minibatches == 1
-    assert screened.driver == of("speed_rloo").driver and screened.training.minibatches == 6
+    assert plain.driver == of("rloo").driver and plain.minibatches == 1
+    assert screened.driver == of("speed_rloo").driver and screened.minibatches == 6
     assert plain.objective.advantage == screened.objective.advantage == "grpo"
     assert of("band_grpo").driver == of("rloo").driver
     of, _ = settings_of_methods(repo, "rpo_deepseek_r1_distill_qwen_1p5b.py")

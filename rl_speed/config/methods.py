@@ -5,7 +5,9 @@ A config picks one; `compare` runs several from one start. A name without a suff
 method with.
 
 PPO with a critic, one of the SPEED paper's base algorithms, is not here. Only its clipped loss is
-(`objectives.Ppo`), with group advantages.
+(`objectives.Ppo`), with group advantages. Of the methods that Xiong et al. name in Table 1, RL-ZVP
+is not, because its coefficient is in none of our sources, nor is the two-stage allocation of Yao et
+al.: it divides a batch by gradient norms of all its prompts, and a rule decides prompt by prompt.
 """
 
 import copy
@@ -43,6 +45,13 @@ _DAPO = {
     "objective.advantage": "grpo",
     "objective.loss": Ppo(clip_low=0.2, clip_high=0.28),
     "objective.aggregation": "token_mean",
+}
+# Bounds of the authors' code. It also leaves out groups of right samples alone; here they have
+# advantage 0 and stay in the token mean.
+_NGRPO = {
+    **_DAPO,
+    "objective.advantage": "ngrpo",
+    "objective.loss": Ppo(clip_low=0.16, clip_high=0.24),
 }
 _REINFORCE = {**_RLOO, "objective.advantage": "reinforce"}
 _REINFORCE_PP = {
@@ -124,6 +133,7 @@ METHODS: dict[str, dict[str, object]] = {
     "grpo": _UNIFORM | _GRPO,
     "grpo_dapo_loss": _UNIFORM | _DAPO,
     "grpo_ada_loss": _UNIFORM | _ADA_LOSS,
+    "ngrpo": _UNIFORM | _NGRPO,
     "dr_grpo": _UNIFORM | _DR_GRPO,
     "gspo": _UNIFORM | _GSPO,
     "cispo": _UNIFORM | _CISPO,

@@ -147,6 +147,22 @@ def grpo(rewards, group_ids, num_groups: int, eps=1e-6) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="num_groups")
+def ngrpo(rewards, group_ids, num_groups: int, eps=1e-6, best=1.0) -> jax.Array:
+    """`grpo` whose groups have one more reward in mean and std: `best`, the highest there is.
+
+    So a group of wrong samples alone has negative advantages; one of right samples alone has 0.
+    Source: NGRPO (Nan et al. 2025).
+    """
+    groups = _grouped(rewards, group_ids, num_groups)
+    count_G = groups.count_G.astype(jnp.float32)
+    best_G = best - groups.low_G
+    mean_G = (groups.sum(groups.spread_R) + best_G) / (count_G + 1)
+    centred_R = jnp.where(groups.valid_R, groups.spread_R - groups.of_row(mean_G), 0.0)
+    squares_G = groups.sum(jnp.square(centred_R)) + jnp.square(best_G - mean_G)
+    return _divide(centred_R, groups.of_row(_sqrt(_divide(squares_G, count_G)) + eps))
+
+
+@functools.partial(jax.jit, static_argnames="num_groups")
 def dr_grpo(rewards, group_ids, num_groups: int) -> jax.Array:
     """r - group mean, f32[R]. Source: Dr. GRPO (arXiv 2503.20783)."""
     return _centred(_grouped(rewards, group_ids, num_groups))[0]
@@ -219,6 +235,7 @@ AdvantageFn = Callable[[jax.Array, jax.Array, int, jax.Array], jax.Array]
 ADVANTAGES: dict[str, AdvantageFn] = {
     "rloo": lambda r, ids, g, n: rloo(r, ids, g),
     "grpo": lambda r, ids, g, n: grpo(r, ids, g),
+    "ngrpo": lambda r, ids, g, n: ngrpo(r, ids, g),
     "dr_grpo": lambda r, ids, g, n: dr_grpo(r, ids, g),
     "reinforce": lambda r, ids, g, n: reinforce(r, ids, g),
     "reinforce_pp": lambda r, ids, g, n: reinforce_pp(r, ids, g, lengths=n),

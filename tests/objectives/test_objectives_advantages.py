@@ -29,6 +29,12 @@ def ref_grpo(group, eps=1e-6):
     return [(r - np.mean(group)) / (np.std(group, ddof=1) + eps) for r in group]
 
 
+def ref_ngrpo(group, eps=1e-6):
+    whole = [*group, 1.0]
+    spread = np.std(whole, ddof=1)
+    return [(r - np.mean(whole)) / (spread + eps) if spread else 0.0 for r in group]
+
+
 def by_group(reference, rewards, ids):
     out = [0.0] * len(rewards)
     for g in set(ids) - {-1}:
@@ -71,7 +77,7 @@ def batches(seed, shaped):
 @pytest.mark.parametrize("seed", range(5))
 def test_match_references_on_ragged_groups(seed, shaped):
     rewards, ids, lengths = batches(seed, shaped)
-    plain = {"rloo": ref_rloo, "dr_grpo": ref_dr_grpo, "grpo": ref_grpo}
+    plain = {"rloo": ref_rloo, "dr_grpo": ref_dr_grpo, "grpo": ref_grpo, "ngrpo": ref_ngrpo}
     for name, reference in plain.items():
         got = getattr(objectives, name)(rewards, ids, G)
         assert got.dtype == jnp.float32 and got.shape == (32,)
@@ -92,6 +98,13 @@ def test_match_references_on_ragged_groups(seed, shaped):
             ref_reinforce_pp(rewards.astype(np.float64), ids, [1] * 32, baseline),
             atol=5e-6,
         )
+
+
+def test_ngrpo_learns_from_groups_of_wrong_samples_alone():
+    rewards = np.array([0.0] * 4 + [1.0] * 4 + [0.0, 1.0], np.float32)
+    ids = np.repeat([0, 1, 2], [4, 4, 2]).astype(np.int32)
+    wrong, right, mixed = np.split(np.asarray(objectives.ngrpo(rewards, ids, 3)), [4, 8])
+    assert (wrong < 0).all() and not right.any() and mixed[0] < 0 < mixed[1]
 
 
 def test_group_statistics_match_numpy():

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 from rl_speed.config import Config, methods, presets
+from rl_speed.sampling.rules import Allocated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,32 @@ def _once_or_six_times(*names: str) -> tuple[str, ...]:
     return tuple(f"{n}@training.minibatches={k}" for n in names for k in (1, 6))
 
 
+def _bae(config: Config) -> None:
+    """16 prompts of 16 samples; accuracy, form and language are rewarded alike (section 5.1)."""
+    config.set("rule.n", 16)
+    config.driver.groups = 16
+    config.reward.format_weight = config.reward.language_weight = 1.0
+
+
+def _ada(config: Config) -> None:
+    """The same number of prompts whatever a method spends on each; where pass rates are given,
+    those above 0, to 0.375 (section 4.1).
+    """
+    driver = config.driver
+    driver.groups = 96
+    driver.buffer_groups = max(driver.buffer_groups, driver.groups)
+    driver.screen_prompts = max(driver.screen_prompts, driver.groups)
+    config.training.minibatches = 8 if isinstance(config.rule, Allocated) else 4
+    if config.data.pass_rates:
+        config.data.keep_low, config.data.keep_high = 1 / 16, 0.375
+
+
+def _rpo(config: Config) -> None:
+    """Equation 5's KL to the starting policy, by the release's coefficient; no weight decay."""
+    config.objective.kl_coef = 0.04
+    config.optimizer.weight_decay = 0.0
+
+
 _SPEED = ("rloo", "speed_rloo", "dapo", "speed_dapo")
 PROTOCOLS = {
     "speed_released": Protocol(
@@ -63,5 +90,33 @@ PROTOCOLS = {
         "the released code",
         _once_or_six_times(*_SPEED),
         _released_steps_as_given,
+    ),
+    "bae": Protocol(
+        "Bae et al.: 16 prompts of 16 samples a step, rewards for accuracy, form and language, "
+        "std-normalised advantages; time to the best that plain GRPO reaches",
+        (
+            "grpo",
+            "band_grpo@rule.low=0.3@rule.high=0.7",
+            "band_grpo@rule.low=0@rule.high=1@rule.inclusive=neither",
+            "band_grpo@rule.low=0@rule.high=1@rule.inclusive=high",
+        ),
+        _bae,
+    ),
+    "ada": Protocol(
+        "Reinforce-Ada: the same 96 prompts a step for every method, GRPO of 4, 8 and 16 samples "
+        "with the same loss, 4 optimizer steps a step (8 for Est)",
+        (
+            *(f"grpo_ada_loss@rule.n={n}" for n in (4, 8, 16)),
+            "ada_seq_pos",
+            "ada_seq_balance",
+            "ada_est_ema_released",
+        ),
+        _ada,
+    ),
+    "rpo": Protocol(
+        "RPO: KL of 0.04 to the starting policy for every method, each at its own learning rate, "
+        "replayed prefixes trained on; equal tokens and equal time",
+        ("grpo", "rpo_grpo_paper", "dapo", "rpo_dapo_paper"),
+        _rpo,
     ),
 }

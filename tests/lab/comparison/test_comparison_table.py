@@ -134,6 +134,20 @@ def test_protocols_say_how_many_optimizer_steps_a_step_has():
         of_n_init[5].validate()
 
 
+@pytest.mark.parametrize("name", protocols.PROTOCOLS)
+def test_every_protocol_s_methods_can_be(name):
+    protocol = protocols.PROTOCOLS[name]
+    of_method = protocol.settings(methods.of(embedded(task="scratchpad")))
+    found = {spec: Variant(spec).of(of_method).validate() for spec in protocol.methods}
+    if name == "bae":
+        assert all((c.driver.groups, c.group_size) == (16, 16) for c in found.values())
+    if name == "ada":
+        assert {c.driver.groups for c in found.values()} == {96}
+        assert [c.group_size for c in found.values()] == [4, 8, 16, 4, 4, 8]
+    if name == "rpo":
+        assert {c.objective.kl_coef for c in found.values()} == {0.04}
+
+
 def test_ratios_are_of_the_same_seed_in_whatever_order(runs):
     ours = table.time_to_target([runs[2], runs[0], runs[3], runs[1]], 0.46)[0]
     assert ours["optimizer_steps"]["speedup"]["mean"] == pytest.approx((16 / 8 + 32 / 8) / 2)
