@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Verifiers that are JAX functions: they run inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
 # Aggregations that divide by tokens of rows.
-OVER_LENGTHS = ("token_mean", "seq_mean_token_mean")
+OVER_LENGTHS = ("token_mean", "seq_mean_token_mean", "micro_token_mean")
 # Fields of `data` that say what is read of files, and how.
 OF_FILES = (
     "train",
@@ -56,6 +56,7 @@ def check(c: "Config") -> None:
             "driver.groups",
             "driver.screen_prompts",
             "driver.max_calls",
+            "objective.micro_rows",
             "training.steps",
             "training.max_skipped",
             "data.max_prompt_length",

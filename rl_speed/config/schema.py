@@ -258,6 +258,9 @@ class Objective:
     loss: LossFn = chosen(Pg(), LOSSES, make=_made_loss)
     aggregation: str = one_of(*AGGREGATIONS)
     aggregation_constant: float = 0.0  # token_sum_constant: the constant a sample (0: max_new)
+    # micro_token_mean: sequences of a micro-batch. verl takes the mean over tokens of each
+    # micro-batch, and the mean of those; ours go over the rows in batch order.
+    micro_rows: int = 4
     truncation: float = 2.0  # old_logprobs="corrected": largest importance weight
     # Log-probs in the denominator of ratios: "behaviour" (as sampled), "recompute" (just before the
     # update: stale samples count as on-policy), or "corrected" (recomputed, with the loss weighted

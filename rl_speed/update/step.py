@@ -213,7 +213,9 @@ def gradients(
     lengths = batch.lengths if config.whole_responses else None
     if config.whole_responses and lengths is None:
         raise ValueError("UpdateConfig.whole_responses needs Batch.lengths, which are None")
-    token_weights = objectives.token_weights(batch.mask, o.aggregation, constant, lengths=lengths)
+    token_weights = objectives.token_weights(
+        batch.mask, o.aggregation, constant, micro_rows=o.micro_rows, lengths=lengths
+    )
     weights = SplitWeights(model, mesh)
     kl_in_loss = o.kl_coef > 0 and o.kl_in == "loss"
     policy_loss = functools.partial(
