@@ -246,7 +246,7 @@ def test_a_compared_method_is_the_presets_own(repo, file, variant, words):
         config.training.steps = 77
         assert of(method) == config
     if file.startswith("speed"):
-        assert (of("rloo").driver.screening, of("rloo").driver.max_age) == ("missing", 0)
+        assert (of("rloo").driver.screening, of("rloo").driver.max_age) == ("fixed", 0)
 
 
 def test_overrides_are_of_all_methods_but_what_makes_them(repo):
@@ -271,8 +271,8 @@ def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
     of, _ = settings_of_methods(repo, "speed_qwen2p5_math_1p5b.py:released")
     plain = of("grpo")
     screened = of("speed_grpo")
-    assert plain.driver == of("rloo").driver and plain.training.minibatches == 1
-    assert screened.driver == of("speed_rloo").driver and screened.training.minibatches == 6
+    assert plain.driver == of("rloo").driver and plain.minibatches == 1
+    assert screened.driver == of("speed_rloo").driver and screened.minibatches == 6
     assert plain.objective.advantage == screened.objective.advantage == "grpo"
     assert of("band_grpo").driver == of("rloo").driver
     of, _ = settings_of_methods(repo, "rpo_deepseek_r1_distill_qwen_1p5b.py")

@@ -359,10 +359,27 @@ SOURCES = [
         (
             presets.speed,
             method,
-            {"driver.screening": "missing", "driver.max_age": 0, "rule.n": 24, "driver.groups": 16},
-            "Zhang et al., section 5.1; run_rloo_7b.sh",
+            {
+                "driver.screening": "fixed",
+                "driver.screen_prompts": 16,
+                "driver.max_age": 0,
+                "rule.n": 24,
+                "driver.groups": 16,
+            },
+            "Zhang et al., section 5.1; run_rloo_7b.sh; dapo_ray_trainer.py",
         )
         for method in ("rloo", "dapo")
+    ),
+    (
+        presets.speed,
+        "dapo17k",
+        {
+            "data.eval": "dapo1k=hold_out,math500=eval/math500.jsonl,amc23:4=eval/amc23.jsonl,"
+            "aime24:16=eval/aime24.jsonl,aime25:16=eval/aime25.jsonl",
+            "evaluation.samples": 1,
+            "objective.aggregation": "token_mean",
+        },
+        "Zhang et al., section 5.1; run_fast_rloo_7b.sh",
     ),
     (
         presets.speed,
@@ -377,14 +394,42 @@ SOURCES = [
             "training.minibatches": 0,
             "minibatches": 6,
             "optimizer.max_grad_norm": 1.0,
+            "objective.aggregation": "micro_token_mean",
+            "objective.micro_rows": 4,
+            "objective.kl_coef": 0.0,
         },
         "run_fast_rloo_7b.sh",
     ),
     (
         presets.speed,
         "released,rloo",
-        {"minibatches": 1, "objective.loss": Ppo(dual_clip=10.0)},
+        {
+            "minibatches": 1,
+            "objective.loss": Ppo(dual_clip=10.0),
+            "objective.aggregation": "micro_token_mean",
+            "objective.micro_rows": 4,
+        },
         "run_rloo_7b.sh",
+    ),
+    (
+        presets.speed,
+        "released_1p5b,dapo17k",
+        {
+            "rule": Speed(n_init=8, n_cont=16),
+            "minibatches": 3,
+            "objective.loss": Ppo(dual_clip=10.0),
+            "objective.aggregation": "micro_token_mean",
+            "objective.micro_rows": 4,
+            "objective.kl_coef": 0.001,
+            "objective.kl_kind": "k3",
+        },
+        "test_fast_rloo_1.5b_math.sh; verl's low_var_kl",
+    ),
+    (
+        presets.speed,
+        "released_1p5b,rloo",
+        {"rule": Uniform(15), "minibatches": 1, "objective.kl_coef": 0.0},
+        "test_rloo_1.5b_math.sh",
     ),
     (
         presets.band,

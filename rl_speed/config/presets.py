@@ -24,7 +24,7 @@ EMBEDDED: Words = (
 SPEED: Words = (
     ("speed_rloo", "rloo", "speed_dapo", "dapo", "forecast_rloo", "forecast_dapo"),
     ("numina", "dapo17k", "deepscaler"),
-    ("paper", "released"),
+    ("paper", "released", "released_1p5b"),
 )
 # Table 1 of Bae et al.: thresholds, and which of them are inside.
 BANDS = {
@@ -263,12 +263,23 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     | log-probs that ratios are taken against | as sampled (ours: the paper does not say) | recomputed: stale samples count as on-policy |
     | RLOO's loss | policy gradient | clipped, 0.2 and 0.2 |
     | dual clip | none | 10 |
+    | mean over tokens | of the batch (ours) | of each micro-batch of 4 samples (16 on 4 GPUs), then of these |
     | optimizer steps a step | 1 (ours) | rule.n / rule.n_init for SPEED (verl multiplies its mini-batch by the samples of a call), 1 for baselines |
+
+    verl orders samples by length before it cuts micro-batches, so that each GPU has as many tokens;
+    here they are in the order of their groups.
+
+    "released_1p5b" has the update of "released" and what else the scripts of 1.5B have
+    (test_fast_rloo_1.5b_math.sh, test_rloo_1.5b_math.sh): N_init 8 of 24, and a KL loss of 0.001
+    for SPEED; 15 samples and no KL for "rloo". The former trains on "dapo17k", the latter on
+    "numina".
 
     "forecast_rloo" and "forecast_dapo" are ours, in SPEED's place.
 
-    Baselines sample 16 prompts of 24 samples for each step, from the policy that it updates. SPEED
-    follows Algorithm 2 exactly: every prompt that one call accepts continues in the next.
+    Baselines sample 16 prompts of 24 samples for each step, from the policy that it updates; DAPO
+    draws 16 more, call by call, until 16 groups are informative. SPEED follows Algorithm 2 exactly:
+    every prompt that one call accepts continues in the next. Its released loop never uses the 64
+    prompts that the data loader yields at a training step; that is not copied.
     DeepScaleR has 40 thousand questions; the paper writes 400 thousand. NuminaMath after
     `data.keep` was not compared with the paper's 220 thousand; data.json in the workdir has the
     count.
@@ -285,15 +296,15 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     config.data.keep = "no_proof,integer" if data == "numina" else ""
     if data == "dapo17k":
         config.data.hold_out = 1000
-    # Table 1's sets; runs on other data get DAPO-1k from experiments/data.py --write_held_out. The
-    # numbers of samples of AMC and AIME are ours (released: 4 and 16), not in the paper, which also
-    # has AIME 2025.
+    # The sets of section 5.1; runs on other data get DAPO-1k from experiments/data.py
+    # --write_held_out. The numbers of samples are those of run_fast_rloo_7b.sh; the paper has none.
     config.data.eval = (
         f"dapo1k={'hold_out' if data == 'dapo17k' else 'eval/dapo1k.jsonl'},"
-        "math500=eval/math500.jsonl,amc23:16=eval/amc23.jsonl,aime24:16=eval/aime24.jsonl"
+        "math500=eval/math500.jsonl,amc23:4=eval/amc23.jsonl,aime24:16=eval/aime24.jsonl,"
+        "aime25:16=eval/aime25.jsonl"
     )
-    # For N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and chooses none; 4 is
-    # released.
+    # For N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and chooses none; of the
+    # released scripts that of 7B has 4.
     config.set("rule.n", 24)
     config.driver.groups = 16
     screens = method.startswith("speed")
@@ -302,19 +313,26 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
         config.driver.screen_prompts = 64
         config.driver.continuation = "at_once"
         config.driver.buffer_groups = 80
-    else:
-        # On-policy: groups that DAPO's refilling completes beyond the batch are dropped, as in
-        # verl.
-        config.driver.screening = "missing"
-        config.driver.max_age = 0
-    if method.startswith("forecast"):
+    elif method.startswith("forecast"):
         # Ours: a policy of this size changes little in 64 steps.
         config.data.forecast_memory = 1024
-        config.driver.max_age = -1
+    else:
+        # DAPO refills by calls of 16 prompts, one after the other, and drops the groups beyond the
+        # batch (gen_prompt_bsz of run_rloo_7b.sh; dapo_ray_trainer.py).
+        config.driver.screening = "fixed"
+        config.driver.screen_prompts = 16
+        config.driver.max_age = 0
     config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.1
-    if source == "released":
+    if source != "paper":
         as_released_by_speed(config)
+        config.objective.aggregation = "micro_token_mean"
+        config.objective.micro_rows = 4
+    if source == "released_1p5b" and screens:
+        config.set("rule.n_init", 8)
+        config.objective.kl_coef = 1e-3
+    elif source == "released_1p5b" and method == "rloo":
+        config.set("rule.n", 15)
     config.training.steps = 500  # ours
     return config
 
