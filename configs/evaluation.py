@@ -14,7 +14,7 @@ scratchpad  the scratchpad task's policy                1        1         80  {
 chat        any model, without --config                 1        1      4,096  chat           math
 speed       Zhang et al. (arXiv 2506.09016)             1        1      3,072  qwen_math_cot  math
 band        Bae et al. (arXiv 2504.03380)               0.6      0.95   8,192  r1_zero_boxed  math
-ada         Xiong et al., Reinforce-Ada                 1        1      4,096  qwen_math_cot  math
+ada         Xiong et al., Reinforce-Ada                 1        1      4,096  reinforce_ada  math
 rpo         Yi et al., RPO                              0.6      0.95  32,768  open_rs        math
 
 Temperature, top-p and tokens of `band` (appendix D) and `ada` (section 4.1) are the papers'. Zhang

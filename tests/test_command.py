@@ -231,7 +231,7 @@ def settings_of_methods(repo, *arguments):
     [
         ("speed_qwen2p5_math_1p5b.py", "deepscaler,released", presets.SPEED),
         ("speed_qwen2p5_math_1p5b.py", "dapo,deepscaler", presets.SPEED),
-        ("ada_qwen3_4b.py", "hard", presets.ADA),
+        ("ada_qwen3_4b.py", "moderate", presets.ADA_HARD),
         ("rpo_deepseek_r1_distill_qwen_1p5b.py", "length_aware", presets.RPO),
         ("embedded.py", "grpo,scratchpad", presets.EMBEDDED),
     ],

@@ -134,6 +134,7 @@ def test_the_numbers_of_a_loss_are_finite():
         ("answer_field", "a"),
         ("solution_field", "s"),
         ("on_bad_row", "skip"),
+        ("max_question_length", 4),
     ],
 )
 @pytest.mark.parametrize("task", ["chain", "scratchpad"])
@@ -503,7 +504,7 @@ SOURCES = [
             "driver.groups": 512,
             "optimizer.learning_rate": 1e-6,
             "optimizer.schedule": "constant",
-            "optimizer.warmup_steps": 10,
+            "optimizer.warmup_rl_steps": 10,
             "objective.entropy_coef": 1e-4,
             "objective.kl_coef": 0.0,
             "objective.loss": Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0),
@@ -518,6 +519,8 @@ SOURCES = [
         presets.ada,
         "released",
         {
+            "data.prompt": "reinforce_ada",
+            "data.max_question_length": 700,
             "data.max_prompt_length": 1024,
             "sampler.max_new": 2048,
             "data.keep_high": 0.313,
@@ -533,7 +536,7 @@ SOURCES = [
             "rule.m": 8,
             "rule.rounds": 4,
         },
-        "run_reinforce_ada.sh, prompt_selection.py",
+        "run_reinforce_ada.sh, prompt_selection.py, reformat.py",
     ),
     *(
         (presets.ada, word, {"objective.weight": "inv_p"}, "Xiong et al., section 3.2")
@@ -549,9 +552,21 @@ SOURCES = [
             "objective.singleton": "zero",
             "estimate.gamma": 0.5,
             "rule.n": 8,
-            "training.minibatches": 4,
+            "training.minibatches": 8,
         },
-        "Xiong et al., Algorithm 1; section 4.1",
+        "Xiong et al., Algorithm 1; section 4.1; 128 x 4 of 512 x 8 samples, as released",
+    ),
+    (
+        presets.ada,
+        "ada_est_ema_released,released",
+        {
+            "objective.weight": "none",
+            "objective.singleton": "reward",
+            "estimate.gamma": 1.0,
+            "rule.n": 8,
+            "training.minibatches": 8,
+        },
+        "ray_trainer_ema.py, core_algos.py",
     ),
     (
         presets.ada,
@@ -640,6 +655,20 @@ def test_epochs_of_rpo_and_the_groups_of_fixed_batches():
     assert round(rpo.training.steps * rpo.driver.groups / 7000, 2) == 4.0
     # Of every method of Reinforce-Ada a batch has 512 prompts.
     assert {presets.ada("m", word).driver.groups for word in presets.ADA[0]} == {512}
+
+
+def test_prompts_of_reinforce_adas_released_checkpoints(repo):
+    """Hard ones for Qwen3-4B and Llama (the table of their README)."""
+    for model, most in (
+        ("qwen2p5_math_1p5b", 0.375),
+        ("qwen2p5_math_7b", 0.375),
+        ("qwen3_4b", 2 / 16),
+        ("llama_3p2_3b", 2 / 16),
+    ):
+        made = load_config_file(repo / "configs" / f"ada_{model}.py").get_config
+        assert made().data.keep_high == most
+        assert made("moderate").data.keep_high == 0.375
+        assert made("hard").data.keep_high == 2 / 16
 
 
 def test_cold_start_as_the_paper_has_it(repo):

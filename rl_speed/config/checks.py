@@ -38,6 +38,7 @@ OF_FILES = (
     "answer_field",
     "solution_field",
     "on_bad_row",
+    "max_question_length",
 )
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
@@ -393,7 +394,13 @@ def _check_files(c: "Config") -> None:
     for name in ("question_field", "eval_question_field"):
         question_parts(getattr(d, name), f"config.data.{name}")
     form = prompt_format(d.prompt)
-    _require(c, [("data.hold_out", d.hold_out >= 0, "0 (none) or more")])
+    _require(
+        c,
+        [
+            ("data.hold_out", d.hold_out >= 0, "0 (none) or more"),
+            ("data.max_question_length", d.max_question_length >= 0, "0 (any) or more"),
+        ],
+    )
     policy = POLICIES.get(c.model.path)
     if d.task in TASKS:
         if policy and policy.name != d.task:
@@ -604,10 +611,10 @@ def _check_pools(c: "Config") -> None:
                 "only: a pool's statistics are of samples whose log-probs under the "
                 "reference are not computed"
             )
-        if o.singleton == "estimate" and o.advantage == "pool_std":
+        if o.singleton != "zero" and o.advantage == "pool_std":
             raise ValueError(
-                "config.objective.singleton='estimate' needs config.objective.advantage='pool': "
-                "an only sample has no std to be divided by"
+                f"config.objective.singleton={o.singleton!r} needs "
+                "config.objective.advantage='pool': an only sample has no std to be divided by"
             )
     else:
         for name, default in (

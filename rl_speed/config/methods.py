@@ -97,9 +97,15 @@ _ESTIMATED = {
 # correlated with the advantage it multiplies. With N samples it is at most sqrt(N); with 8 samples
 # at p = 0.1 its mean is 2.1 (theory.sequential_weight), where 1/sqrt(p) is 2.8.
 _EST_PAPER = {**_ESTIMATED, "objective.weight_from": "pool", "objective.singleton": "zero"}
-# Released: budgets in proportion to 1/p_hat, no weight. There a budget is 1 + a share of the rest,
-# without bound; here the rule's n_max bounds it.
-_EST_RELEASED = {**_EST_PAPER, "estimate.gamma": 1.0, "objective.weight": "none"}
+# Released: budgets in proportion to 1/p_hat, no weight, and A = r for a single sample, whose mean
+# counts as 0 (core_algos.py). There a budget is 1 + a share of the rest, without bound; here the
+# rule's n_max bounds it.
+_EST_RELEASED = {
+    **_EST_PAPER,
+    "estimate.gamma": 1.0,
+    "objective.weight": "none",
+    "objective.singleton": "reward",
+}
 
 # RPO: samples start inside a cached response. L = the group's shortest response fits any scale and
 # can undo any error; half of it, and 300, 500 and 800 tokens are the paper's. Ours: replayed tokens

@@ -60,6 +60,8 @@ ADA: Words = (
     ("paper", "released"),
     ("moderate", "hard"),
 )
+# The released checkpoints of Qwen3-4B and Llama are of hard prompts.
+ADA_HARD: Words = (*ADA[:2], ("hard", "moderate"))
 # Without a named window the method's applies: half_min, or as released up to 299 tokens.
 RPO: Words = (
     (
@@ -409,19 +411,31 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     return config
 
 
-def ada(path: str, variant: str = "", devices: int = 1) -> Config:
+def ada(path: str, variant: str = "", devices: int = 1, words: Words = ADA) -> Config:
     """Xiong et al., Reinforce-Ada (section 4.1), or their released runs.
 
-    `variant`: see `choose`, ADA. "paper" and "released" (run_reinforce_ada.sh) differ:
+    `variant`: see `choose`, ADA; `words`: ADA or ADA_HARD, which differ in the prompts that are
+    meant if neither "moderate" nor "hard" is named. "paper" and "released"
+    (run_reinforce_ada.sh, prompt_selection.py, reformat.py) differ:
 
     | | paper | released |
     |---|---|---|
     | entropy bonus | 1e-4 | none |
     | steps | 600 | 400 |
     | moderate: pass rate over 16 samples | above 0, to 0.375 | above 0, to 0.313 |
+    | questions | of any length | to 700 tokens |
 
     Values that the paper leaves open are as released in both: prompts of 1,024 tokens, no weight
-    decay, 4 optimizer steps a step (mini-batches of 128 prompts of 512), dual clip 10.
+    decay, dual clip 10, mini-batches of 128 x 4 samples (verl multiplies the prompts of a
+    mini-batch by n). A step on 512 prompts is 8 optimizer steps for Est, with 8 samples a prompt on
+    average, and 4 for the others.
+
+    Means over tokens are of a mini-batch. The release averages over micro-batches, whose size
+    depends on the tokens of their samples (use_dynamic_bsz); that is not copied.
+
+    Baselines have the same update here. The released GRPO (run_grpo.sh) also differs in other
+    settings: no warm-up, weight decay 0.01 and dual clip 3, which are verl's defaults, and means of
+    micro-batches of 16 samples.
 
     Both filter OpenR1-Math-220k by the starting policy's pass rates. Measure them first into the
     file `data.pass_rates`:
@@ -434,10 +448,10 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     mean, clip 0.2 and 0.28, advantages divided by their standard deviation; 8 and 16 samples by
     rule.n); "grpo_ada_loss" differs from the ada_* only in sampling.
     """
-    method, source, difficulty = choose(variant, ADA)
+    method, source, difficulty = choose(variant, words)
     paper = source == "paper"
     config = language_model(
-        path, "openr1", "qwen_math_cot", max_prompt=1024, max_new=2048, devices=devices
+        path, "openr1", "reinforce_ada", max_prompt=1024, max_new=2048, devices=devices
     )
     # `data.unique` removes duplicates. Ours: "reference solutions fail verification" means those
     # that the publisher marks as not valid, and gold answers that cannot be read.
@@ -446,6 +460,7 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     most = 2 / 16 if difficulty == "hard" else 0.375 if paper else 0.313
     config.data.keep_low = 1 / 16
     config.data.keep_high = most
+    config.data.max_question_length = 0 if paper else 700
     config.rule = Uniform(n=4)
     # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average.
     methods.apply(config, method)
@@ -457,7 +472,7 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     config.objective.entropy_coef = 1e-4 if paper else 0.0
     config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.0
-    config.training.minibatches = 4
+    config.training.minibatches = 8 if isinstance(config.rule, Allocated) else 4
     config.sampler.temperature = 1.0
     config.training.steps = 600 if paper else 400
     config.evaluation.samples = 32

@@ -83,6 +83,9 @@ class Data:
     system: str = ""
     instruction: str = ""  # added after every question, before the prompt format
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
+    # Training questions of more tokens, without the prompt format, are dropped and counted (0:
+    # none).
+    max_question_length: int = 0
     train_prompts: int = 0  # use only this many (0: all; embedded task: unlimited)
     # First questions used of each held-out file (0: all), or of all held-out sets of an embedded
     # task (0: 512).
@@ -249,8 +252,8 @@ class Objective:
     # p of the weight: the pool's (Reinforce-Ada, Algorithm 1; biased, because the advantage has the
     # same rewards), or estimated before the visit (ours; unbiased for the weight's own p).
     weight_from: str = one_of("pool", "estimate")
-    # pool: advantage of a single sample: 0, or r - the estimate.
-    singleton: str = one_of("zero", "estimate")
+    # pool: advantage of a single sample: 0, r - the estimate, or r (Reinforce-Ada-Est as released).
+    singleton: str = one_of("zero", "estimate", "reward")
     # pool: which samples of a class are kept.
     downsample_order: str = one_of("first", "random")
     downsample_correction: str = one_of("none", "importance")  # importance: undoes the balance
