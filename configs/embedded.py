@@ -48,7 +48,7 @@ ada_est_value          Reinforce-Ada-Est: budgets from a value head; our weight 
 ada_est_value_paper    as that, with Algorithm 1's weight, of the samples just collected
 rpo_grpo               RPO (Yi et al.) with GRPO: samples start inside a cached response     0.425, 0.26 M,  16 s    0.466
 rpo_grpo_paper         as that, as the paper: prefixes trained on
-rpo_grpo_released      as released: that, and eps 0.5, suffixes as long as what was cut
+rpo_grpo_released      as released: that, the cache never updated, suffixes as long as what was cut
 rpo_dapo               RPO with DAPO (117 steps, not 120)                                    0.564, 3.51 M,  40 s    0.563
 rpo_dapo_paper         as that, as the paper: prefixes trained on
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s

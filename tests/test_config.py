@@ -582,8 +582,25 @@ SOURCES = [
             "replay.mask_prefix": False,
             "replay.eps": 0.1,
             "replay.start": "sample",
+            "reward.length_alpha": 0.01,
+            "objective.logprob_temperature": 0.0,
         },
         "Yi et al., equations 1, 3 and 5, section 4.2, Table 8",
+    ),
+    *(
+        (
+            presets.rpo,
+            method,
+            {
+                "objective.kl_coef": 0.04,
+                "objective.kl_kind": "k3",
+                "objective.kl_in": "loss",
+                "objective.reference_every": 0,
+                "optimizer.weight_decay": 0.0,
+            },
+            "RPO as released: TRL's beta, Hugging Face's weight decay",
+        )
+        for method in filter(None, presets.RPO[0])
     ),
     (
         presets.rpo,
@@ -608,16 +625,32 @@ SOURCES = [
         {
             "replay.window": "fixed",
             "replay.length": 299,
-            "replay.eps": 0.5,
+            "replay.eps": -1.0,
             "replay.max_new": -1,
             "replay.mask_prefix": False,
             "optimizer.schedule": "cosine",
             "optimizer.final_rate": 0.1,
-            "optimizer.warmup_steps": 29,
+            "optimizer.warmup_steps": 77,
+            "rule.n": 16,
+            "driver.groups": 36,
+            "sampler.temperature": 0.7,
+            "objective.logprob_temperature": 1.0,
+            "objective.old_logprobs": "recompute",
+            "reward.length_alpha": 0.0,
         },
-        "RPO as released",
+        "RPO as released: poer_7b.yaml, grpo_cache.py, grpo_cache_trainer.py",
     ),
-    (presets.rpo, "grpo", {"replay.window": "none"}, "Yi et al., Table 1"),
+    *(
+        (
+            presets.rpo,
+            method,
+            {"replay.window": "none", "reward.length_alpha": 0.0, "rule.n": 6},
+            "Yi et al., Table 1, section 3.4",
+        )
+        for method in ("grpo", "dapo")
+    ),
+    (presets.rpo, "grpo,length_aware", {"reward.length_alpha": 0.01}, "Yi et al., Table 1"),
+    (presets.rpo, "plain", {"reward.length_alpha": 0.0}, "Yi et al., Table 1"),
     *(
         (
             presets.evaluation,
@@ -633,7 +666,8 @@ SOURCES = [
             ("speed", 1.0, 1.0, 3072, "the training of run_fast_rloo_7b.sh"),
             ("band", 0.6, 0.95, 8192, "Bae et al., appendix D"),
             ("ada", 1.0, 1.0, 4096, "Xiong et al., section 4.1"),
-            ("rpo", 0.6, 0.95, 32768, "eval_model.sh"),
+            ("rpo", 0.6, 0.95, 32768, "a variable of eval_model.sh"),
+            ("rpo_released", 0.6, 0.95, 2048, "eval_model.sh, max_model_length"),
         )
     ),
 ]
@@ -650,9 +684,10 @@ def test_papers_scale_as_the_sources_have_it(preset, variant, said, where):
 
 
 def test_epochs_of_rpo_and_the_groups_of_fixed_batches():
-    rpo = presets.rpo("m")
-    assert rpo.driver.groups * rpo.rule.n == 576  # read as samples
-    assert round(rpo.training.steps * rpo.driver.groups / 7000, 2) == 4.0
+    for method in filter(None, presets.RPO[0]):
+        rpo = presets.rpo("m", method)
+        assert rpo.driver.groups * rpo.rule.n == 576  # read as samples
+        assert round(rpo.training.steps * rpo.driver.groups / 7000, 2) == 4.0
     # Of every method of Reinforce-Ada a batch has 512 prompts.
     assert {presets.ada("m", word).driver.groups for word in presets.ADA[0]} == {512}
 
@@ -708,6 +743,26 @@ def test_variants_change_fields_and_name_mistakes():
     assert Variant("speed_rloo@rule.n_init=6").label == "speed_rloo n_init=6"
     with pytest.raises(ValueError, match="no config.rule.ninit; nearest: config.rule.n_init"):
         Variant("speed_rloo@rule.ninit=6").apply(Config())
+
+
+def test_log_probs_of_another_temperature_than_what_was_sampled():
+    config = Config()
+    config.sampler.temperature = 0.7
+    config.objective.logprob_temperature = 1.0
+    with pytest.raises(ValueError, match="logprob_temperature=1 with .*needs .*='recompute'"):
+        config.validate()
+    config.objective.old_logprobs = "recompute"
+    config.validate()
+    config.objective.kl_coef = 0.1
+    config.objective.kl_in = "reward"
+    with pytest.raises(ValueError, match="logprob_temperature=1 with .*needs .*kl_in='loss'"):
+        config.validate()
+    config.objective.old_logprobs = "behaviour"
+    config.objective.logprob_temperature = 0.7
+    config.validate()
+    config.objective.logprob_temperature = -1.0
+    with pytest.raises(ValueError, match="logprob_temperature must be 0 .the sampler's., or 0.01"):
+        config.validate()
 
 
 class Plain:

@@ -79,6 +79,7 @@ def check(c: "Config") -> None:
             )
         ],
     )
+    _check_logprob_temperature(c)
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
             "config.sampler.top_k, top_p and temperature=0 cut the distribution that training "
@@ -165,6 +166,36 @@ def _check_generation_mesh(c: "Config") -> None:
 # the first token alone wherever that has a probability of 0.01.
 _LEAST_TEMPERATURE = 0.01
 _LEAST_TOP_P = 0.01
+
+
+def _check_logprob_temperature(c: "Config") -> None:
+    o = c.objective
+    temperature = o.logprob_temperature
+    _require(
+        c,
+        [
+            (
+                "objective.logprob_temperature",
+                temperature == 0 or temperature >= _LEAST_TEMPERATURE,
+                f"0 (the sampler's), or {_LEAST_TEMPERATURE:g} or more",
+            )
+        ],
+    )
+    if temperature in (0, c.sampler.temperature):
+        return
+    if o.old_logprobs != "recompute":
+        raise ValueError(
+            f"config.objective.logprob_temperature={temperature:g} with "
+            f"config.sampler.temperature={c.sampler.temperature:g} needs "
+            f"config.objective.old_logprobs='recompute'; got {o.old_logprobs!r}: ratios to what "
+            "was sampled would be of two temperatures"
+        )
+    if o.kl_coef > 0 and o.kl_in == "reward":
+        raise ValueError(
+            f"config.objective.logprob_temperature={temperature:g} with "
+            f"config.sampler.temperature={c.sampler.temperature:g} needs "
+            "config.objective.kl_in='loss': in the reward, the KL is from what was sampled"
+        )
 
 
 def require_distinct_draws(

@@ -113,7 +113,10 @@ _EST_RELEASED = {
 _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
 # Equations 3 and 5: o is prefix and suffix, and the loss includes both.
 _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
-_RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
+# Released: the cache keeps its first responses. Its update, with eps 0.5, is only for a reward
+# function of the name "accuracy_reward", and the one that is registered is
+# "accuracy_absolute_reward" (grpo_cache_trainer.py, grpo_cache.py).
+_RPO_RELEASED = {**_RPO_PAPER, "replay.eps": -1.0, "replay.max_new": -1}
 
 # Ours. Prompts are ordered by the value of a sample, from a forecast of pass rates that is learnt
 # during training. A prompt with a less certain forecast is screened with more samples, some with

@@ -62,7 +62,7 @@ ADA: Words = (
 )
 # The released checkpoints of Qwen3-4B and Llama are of hard prompts.
 ADA_HARD: Words = (*ADA[:2], ("hard", "moderate"))
-# Without a named window the method's applies: half_min, or as released up to 299 tokens.
+# Where no window or no reward is named, the method's applies: see `rpo`.
 RPO: Words = (
     (
         "rpo_grpo_paper",
@@ -74,11 +74,13 @@ RPO: Words = (
         "dapo",
     ),
     ("", "half_min", "min", "300", "500", "800"),
-    ("plain", "length_aware"),
+    ("", "length_aware", "plain"),
     ("any", "only_correct"),
 )
 # How a policy is prompted and judged: as on an embedded task, as any model, or as in a paper.
-EVALUATION: Words = (("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo"),)
+EVALUATION: Words = (
+    ("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo", "rpo_released"),
+)
 
 # Training files, relative to the folder that the run is launched from.
 TRAIN = {
@@ -486,44 +488,56 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     `variant`: see `choose`, RPO. A number is L in tokens. "rpo_grpo_paper" and "rpo_dapo_paper"
     also train on the replayed prefix (equations 3 and 5); "rpo_grpo" and "rpo_dapo" train only on
     sampled tokens, which is ours. "length_aware" is the paper's shaped reward with alpha 0.01, in
-    [0.5, 1], and 0 for wrong samples. Section 4.2 recommends it with RPO and not without; Table 1
-    has all eight. "only_correct" never replaces a correct cached response by a wrong one (section
-    1: "the reasoning path that leads to the correct answer"; section 3.3 replaces any).
+    [0.5, 1], and 0 for wrong samples. Without a word RPO has it and GRPO and DAPO do not, as
+    sections 3.4 and 4.2 recommend; Table 1 has all eight. "only_correct" never replaces a correct
+    cached response by a wrong one (section 1: "the reasoning path that leads to the correct
+    answer"; section 3.3 replaces any).
 
     The paper's batch of 576 is read as samples, 96 prompts of 6; "4 epochs" of 7,000 prompts are
-    then 292 steps. The learning rate, weight decay, and a KL coefficient of 0 (equation 5 has a
-    beta, section 4.1 gives no value) are ours.
+    then 292 steps. The learning rate is ours. Equation 5 has a KL without a coefficient: 0.04 is
+    released (TRL's default of then), and here for every method. Weight decay is released, too
+    (none, Hugging Face's default).
 
-    "rpo_grpo_released" has the released run's window (1 to 299 tokens, and a suffix no longer than
-    the tokens cut off), eps 0.5, cosine schedule to a tenth of the peak and warm-up over a tenth of
-    the steps. It lacks that run's format rewards, its cosine reward, and its length-aware reward,
-    which counts words instead of tokens, with alpha 0.1.
+    "rpo_grpo_released" has the released run's groups of 16 (of 576 samples), window (1 to 299
+    tokens, and a suffix no longer than the tokens cut off), log-probs at temperature 1 of samples
+    at 0.7, cosine schedule to a tenth of the peak and warm-up over a tenth of the steps. That run
+    never updates its cache and has no length-aware reward: its code for them (eps 0.5; alpha 0.1 of
+    lengths in words) is not reached. Its format rewards and its cosine reward are not here; the
+    epochs are the paper's.
     """
     method, window, reward, replaces = choose(variant, RPO)
+    released = method == "rpo_grpo_released"
     config = language_model(
         path, "open_rs", "open_rs", max_prompt=512, max_new=4096, devices=devices
     )
-    config.rule = Uniform(n=6)
+    config.rule = Uniform(n=16 if released else 6)
     methods.apply(config, method)
-    config.driver.groups = 96
-    config.driver.screen_prompts, config.driver.buffer_groups = 96, 192  # ours
+    config.driver.groups = groups = 576 // config.group_size
+    config.driver.screen_prompts, config.driver.buffer_groups = groups, 2 * groups  # ours
     # Contexts hold a prompt and a replayed response, and take memory from slots.
     config.sampler.slots = max(128, 32 * devices)
-    config.training.steps = 292
-    if config.replay.window == "none":
+    config.training.steps = round(4 * 7000 / groups)
+    config.objective.kl_coef = 0.04
+    config.optimizer.weight_decay = 0.0
+    replays = config.replay.window != "none"
+    if not replays:
         if window or replaces == "only_correct":
             raise ValueError(f"{method!r} replays nothing, and has no {window or replaces!r}")
     else:
         # "half of the minimum response length" (section 4.2).
-        window = window or ("299" if method == "rpo_grpo_released" else "half_min")
+        window = window or ("299" if released else "half_min")
         config.replay.window, config.replay.length = (
             ("fixed", int(window)) if window.isdigit() else (window, config.replay.length)
         )
         config.replay.only_correct = replaces == "only_correct"
-    if method == "rpo_grpo_released":
+    if released:
+        config.objective.logprob_temperature = 1.0
+        config.objective.old_logprobs = "recompute"
         config.optimizer.schedule = "cosine"
         config.optimizer.final_rate = 0.1
         config.optimizer.warmup_steps = config.training.steps // 10
+    if not reward:
+        reward = "length_aware" if replays and not released else "plain"
     if reward == "length_aware":
         if isinstance(config.rule, Dynamic):
             # Keeps groups with only correct samples, for the signal that section 3.4 wants.
@@ -548,13 +562,14 @@ def evaluation(variant: str = "") -> Config:
     elif name in POLICIES:
         config = embedded(task=POLICIES[name].name)
     else:
-        config = {"speed": speed, "band": band, "ada": ada, "rpo": rpo}[name]("MODEL", devices=1)
+        made = {"speed": speed, "band": band, "ada": ada, "rpo": rpo, "rpo_released": rpo}
+        config = made[name]("MODEL", devices=1)
     # Bae et al. (appendix D) and Xiong et al. (section 4.1) train with shorter responses. Yi et al.
-    # only say that they use lighteval: their eval_model.sh.
-    config.sampler.max_new = {"band": 8192, "ada": 4096, "rpo": 32768}.get(
-        name, config.sampler.max_new
-    )
-    if name == "rpo":
+    # only say that they use lighteval. Their eval_model.sh sets 32,768 tokens, 0.6 and 0.95 in a
+    # variable that it never uses, and runs with 2,048 tokens.
+    lengths = {"band": 8192, "ada": 4096, "rpo": 32768, "rpo_released": 2048}
+    config.sampler.max_new = lengths.get(name, config.sampler.max_new)
+    if name in ("rpo", "rpo_released"):
         config.evaluation.temperature = 0.6
         config.evaluation.top_p = 0.95
     config.model.compute_dtype = "float32"

@@ -202,7 +202,7 @@ class Replay:
     # paper and the released code, which train on prefixes (mask_prefix=False).
     normaliser: str = one_of("trained", "response")
     # Response cached of a group: with this probability the one of highest reward, else any other
-    # (-1: the first stays forever).
+    # (-1: none; what the cache starts with stays forever).
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a correct one
     max_tokens: int = 0  # most tokens of all cached responses (0: no bound)
@@ -269,6 +269,10 @@ class Objective:
     # update: stale samples count as on-policy), or "corrected" (recomputed, with the loss weighted
     # by the truncated ratio to the behaviour policy).
     old_logprobs: str = one_of("behaviour", "recompute", "corrected")
+    # Temperature of the trainer's log-probs (0: the sampler's). Another one needs
+    # old_logprobs="recompute", because ratios to what was sampled would be of two temperatures.
+    # The metrics that compare with it then hold the two temperatures, too. RPO as released: 1.
+    logprob_temperature: float = 0.0
     kl_coef: float = 0.0  # KL to the reference policy
     # Steps after which the current policy becomes the reference (outer iterations); 0: the initial
     # policy stays.

@@ -161,7 +161,8 @@ def policy_loss(
     + kl_coef * kl(log pi, log ref) - entropy_coef * entropy.
 
     Args:
-      logprobs, behaviour_logprobs: f32[R, T], at the temperature that sampled.
+      logprobs, behaviour_logprobs: f32[R, T], of one temperature, unless `old_logprobs` are the
+        anchor and nothing else is compared with the latter (correction "recompute").
       advantages: f32[R], or f32[R, T] for token-level ones; constants.
       mask: [R, T], True at the tokens that are trained on. Values elsewhere, NaN
         included, change nothing and get gradient 0.

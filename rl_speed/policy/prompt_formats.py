@@ -16,8 +16,8 @@ A detail that is in no paper or released code is our guess, and marked as one.
   Our wording, for Bae et al., who name thinking and answer but give no words.
 - r1_distill: chat without a system turn; asks for the box after the question, <think> opened.
   DeepSeek-R1's usage recommendations.
-- open_rs: chat; open-rs' system turn, with its doubled braces (its recipes/grpo.yaml). RPO trains
-  on its data; our guess is that RPO kept this prompt.
+- open_rs: chat; open-rs' system turn, with its doubled braces (its recipes/grpo.yaml). RPO's own
+  recipes have the same turn.
 - dapo: chat; "Answer:" on the last line, no box, so `config.reward.mode="free"`. DAPO-Math-17k's
   prompts (arXiv 2503.14476).
 

@@ -835,7 +835,7 @@ def update_config(config: Config) -> UpdateConfig:
         objective=dataclasses.replace(config.objective),
         whole_responses=config.replay.normaliser == "response",
         replayed=trains_on_prefixes(config),
-        temperature=config.sampler.temperature,
+        temperature=config.objective.logprob_temperature or config.sampler.temperature,
         max_new=config.sampler.max_new,
         head_chunk=config.model.head_chunk or None,
     )

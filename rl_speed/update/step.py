@@ -47,8 +47,7 @@ class UpdateConfig:
         prefixes that are not trained on; needs `Batch.lengths`.
       replayed: tokens in the mask with NaN behaviour log-probs were replayed, and get the current
         policy's. If False, a NaN makes the update non-finite.
-      temperature: of the sampler; the trainer's log-probs are of the same distribution. max_new:
-        the sampler's token limit.
+      temperature: of the trainer's log-probs. max_new: the sampler's token limit.
       head_chunk: tokens whose logits exist at once; None: chosen by `token_logprobs`.
     """
 
