@@ -246,7 +246,8 @@ def test_a_compared_method_is_the_presets_own(repo, file, variant, words):
         config.training.steps = 77
         assert of(method) == config
     if file.startswith("speed"):
-        assert (of("rloo").driver.screening, of("rloo").driver.max_age) == ("fixed", 0)
+        assert (of("rloo").driver.screening, of("rloo").driver.max_age) == ("missing", 0)
+        assert (of("dapo").driver.screening, of("dapo").driver.max_age) == ("fixed", 0)
 
 
 def test_overrides_are_of_all_methods_but_what_makes_them(repo):

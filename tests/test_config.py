@@ -360,16 +360,13 @@ SOURCES = [
         (
             presets.speed,
             method,
-            {
-                "driver.screening": "fixed",
-                "driver.screen_prompts": 16,
-                "driver.max_age": 0,
-                "rule.n": 24,
-                "driver.groups": 16,
-            },
+            {"driver.max_age": 0, "rule.n": 24, "driver.groups": 16, **more},
             "Zhang et al., section 5.1; run_rloo_7b.sh; dapo_ray_trainer.py",
         )
-        for method in ("rloo", "dapo")
+        for method, more in (
+            ("rloo", {"driver.screening": "missing"}),
+            ("dapo", {"driver.screening": "fixed", "driver.screen_prompts": 16}),
+        )
     ),
     (
         presets.speed,

@@ -321,11 +321,12 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
         # Ours: a policy of this size changes little in 64 steps.
         config.data.forecast_memory = 1024
     else:
-        # DAPO refills by calls of 16 prompts, one after the other, and drops the groups beyond the
-        # batch (gen_prompt_bsz of run_rloo_7b.sh; dapo_ray_trainer.py).
+        config.driver.max_age = 0  # on-policy
+    if method == "dapo":
+        # Refilling by calls of 16 prompts, one after the other; the groups beyond the batch are
+        # dropped (gen_prompt_bsz of run_rloo_7b.sh; dapo_ray_trainer.py).
         config.driver.screening = "fixed"
         config.driver.screen_prompts = 16
-        config.driver.max_age = 0
     config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.1
     if source != "paper":
