@@ -43,7 +43,7 @@ ada_seq_balance_paper  as that, with the weight 1/p of the paper's section 3.2
 ada_seq_dapo           until one is right and one wrong, replaced if never (section 3.3)
 ada_est_ema            Reinforce-Ada-Est: budgets from decayed counts; our weight           0.547, 0.46 M,  84 s    0.563
 ada_est_ema_paper      as that, with Algorithm 1's weight, of the samples just collected
-ada_est_ema_released   as released: gamma 1, no weight, A = r for a single sample
+ada_est_ema_released   as released: gamma 1, no weight, A = r for a single sample            0.541, 0.48 M,  29 s
 ada_est_value          Reinforce-Ada-Est: budgets from a value head; our weight             0.475, 0.65 M,  88 s    0.529
 ada_est_value_paper    as that, with Algorithm 1's weight, of the samples just collected
 rpo_grpo               RPO (Yi et al.) with GRPO: samples start inside a cached response     0.425, 0.26 M,  16 s    0.466
