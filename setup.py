@@ -82,6 +82,8 @@ setup(
         # Not the package called "jetstream", which is an unrelated tool. Brings TensorFlow (2 GB)
         # and a package "benchmarks".
         "jetstream": ["google-jetstream==0.2.2", "grpcio>=1.60"],
+        # experiments/import_gguf.py.
+        "gguf": ["gguf>=0.17"],
         # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
         "hub": ["datasets>=3"],
         # Checkpoints in a bucket: config.checkpoints.dir=gs://BUCKET/RUN.
@@ -102,6 +104,7 @@ setup(
             "pydantic>=2.7",
             "openai>=1.50",
             "httpx>=0.27",
+            "gguf>=0.17",
         ],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since
         # the default wheel of torch brings gigabytes of CUDA along.

@@ -7,13 +7,15 @@ Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p s
          experiments/results/targets/presets.md.
 
 Variants: those of ada_qwen2p5_math_1p5b.py, which also says how pass rates are measured first; a
-model has its own.
+model has its own. But hard is meant if neither hard nor moderate is named: the released checkpoint
+of this model is of hard prompts (their README). Section 4.1 of the paper describes moderate, for
+all models.
 """
 
 from rl_speed.config import Config, presets
 
-VARIANTS = presets.ADA
+VARIANTS = presets.ADA_HARD
 
 
 def get_config(variant: str = "") -> Config:
-    return presets.ada("Llama-3.2-3B-Instruct", variant, devices=4)
+    return presets.ada("Llama-3.2-3B-Instruct", variant, devices=4, words=VARIANTS)

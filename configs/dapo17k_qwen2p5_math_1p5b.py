@@ -17,8 +17,8 @@ After:   python experiments/evaluate.py --checkpoint=runs/dapo17k
 1,000 questions, those of lowest hash, never train and are evaluated on; of questions that stand
 there twice, one trains. 512 of the 1,000 are looked at while training; --config.data.eval_prompts=0
 takes all. Variants: speed_rloo (if none is named), rloo, speed_dapo, dapo, forecast_rloo,
-forecast_dapo (ours); paper (if none is named) or released, as in
---config=configs/dapo17k_qwen2p5_math_1p5b.py:speed_dapo,released.
+forecast_dapo (ours); paper (if none is named), released or released_1p5b (SPEED's script of this
+model and these data), as in --config=configs/dapo17k_qwen2p5_math_1p5b.py:speed_dapo,released.
 """
 
 from rl_speed.config import Config, presets

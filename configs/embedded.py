@@ -44,12 +44,12 @@ ada_seq_balance_paper  as that, with the weight 1/p of the paper's section 3.2
 ada_seq_dapo           until one is right and one wrong, replaced if never (section 3.3)
 ada_est_ema            Reinforce-Ada-Est: budgets from decayed counts; our weight           0.547, 0.46 M,  84 s    0.563
 ada_est_ema_paper      as that, with Algorithm 1's weight, of the samples just collected
-ada_est_ema_released   as released: gamma 1, no weight                                       0.540, 0.48 M,  66 s
+ada_est_ema_released   as released: gamma 1, no weight, A = r for a single sample            0.541, 0.48 M,  29 s
 ada_est_value          Reinforce-Ada-Est: budgets from a value head; our weight             0.475, 0.65 M,  88 s    0.529
 ada_est_value_paper    as that, with Algorithm 1's weight, of the samples just collected
 rpo_grpo               RPO (Yi et al.) with GRPO: samples start inside a cached response     0.425, 0.26 M,  16 s    0.466
 rpo_grpo_paper         as that, as the paper: prefixes trained on
-rpo_grpo_released      as released: that, and eps 0.5, suffixes as long as what was cut
+rpo_grpo_released      as released: that, the cache never updated, suffixes as long as what was cut
 rpo_dapo               RPO with DAPO (117 steps, not 120)                                    0.564, 3.51 M,  40 s    0.563
 rpo_dapo_paper         as that, as the paper: prefixes trained on
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s

@@ -3,9 +3,9 @@
 Launch:  python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qwen_7b.py
              --workdir=runs/rpo --config.model.path=DIRECTORY
          python experiments/train.py
-             --config=configs/rpo_deepseek_r1_distill_qwen_7b.py:rpo_dapo,500,length_aware ...
+             --config=configs/rpo_deepseek_r1_distill_qwen_7b.py:rpo_dapo,500,plain ...
 Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p stands in
-         experiments/results/targets/presets.md.
+         experiments/results/targets/presets.md, without the KL's reference policy.
 
 Variants: those of rpo_deepseek_r1_distill_qwen_1p5b.py.
 """

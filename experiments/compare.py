@@ -12,9 +12,11 @@ and tabulate the time to a target accuracy.
         --processes=2 --workdir=runs/released
             (as SPEED's released code compares; each method at its best rate)
     python experiments/compare.py --config=configs/speed_qwen2p5_math_1p5b.py:dapo17k \
-        --methods=speed_rloo,rloo --target=dapo1k=0.3,math500=0.7,amc23=0.4,aime24=0.1
-        --workdir=runs/table1
-            (one block of Table 1, Figures 1 right, 3 and 6, at the paper's scale; not run)
+        --methods=speed_rloo,rloo --workdir=runs/table1
+        --target=dapo1k=0.3,math500=0.7,amc23=0.4,aime24=0.1,aime25=0.1
+            (one block of Table 1, Figures 1 right, 3 and 6, at the paper's scale; not run. The
+            paper has one column and one target for both AIME sets, and does not say how it joins
+            them)
 
 With several held-out sets (config.data.eval) there is also a table of each, and benchmarks.png.
 

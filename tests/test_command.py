@@ -231,7 +231,7 @@ def settings_of_methods(repo, *arguments):
     [
         ("speed_qwen2p5_math_1p5b.py", "deepscaler,released", presets.SPEED),
         ("speed_qwen2p5_math_1p5b.py", "dapo,deepscaler", presets.SPEED),
-        ("ada_qwen3_4b.py", "hard", presets.ADA),
+        ("ada_qwen3_4b.py", "moderate", presets.ADA_HARD),
         ("rpo_deepseek_r1_distill_qwen_1p5b.py", "length_aware", presets.RPO),
         ("embedded.py", "grpo,scratchpad", presets.EMBEDDED),
     ],
@@ -247,6 +247,7 @@ def test_a_compared_method_is_the_presets_own(repo, file, variant, words):
         assert of(method) == config
     if file.startswith("speed"):
         assert (of("rloo").driver.screening, of("rloo").driver.max_age) == ("missing", 0)
+        assert (of("dapo").driver.screening, of("dapo").driver.max_age) == ("fixed", 0)
 
 
 def test_overrides_are_of_all_methods_but_what_makes_them(repo):

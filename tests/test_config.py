@@ -134,6 +134,7 @@ def test_the_numbers_of_a_loss_are_finite():
         ("answer_field", "a"),
         ("solution_field", "s"),
         ("on_bad_row", "skip"),
+        ("max_question_length", 4),
     ],
 )
 @pytest.mark.parametrize("task", ["chain", "scratchpad"])
@@ -359,10 +360,24 @@ SOURCES = [
         (
             presets.speed,
             method,
-            {"driver.screening": "missing", "driver.max_age": 0, "rule.n": 24, "driver.groups": 16},
-            "Zhang et al., section 5.1; run_rloo_7b.sh",
+            {"driver.max_age": 0, "rule.n": 24, "driver.groups": 16, **more},
+            "Zhang et al., section 5.1; run_rloo_7b.sh; dapo_ray_trainer.py",
         )
-        for method in ("rloo", "dapo")
+        for method, more in (
+            ("rloo", {"driver.screening": "missing"}),
+            ("dapo", {"driver.screening": "fixed", "driver.screen_prompts": 16}),
+        )
+    ),
+    (
+        presets.speed,
+        "dapo17k",
+        {
+            "data.eval": "dapo1k=hold_out,math500=eval/math500.jsonl,amc23:4=eval/amc23.jsonl,"
+            "aime24:16=eval/aime24.jsonl,aime25:16=eval/aime25.jsonl",
+            "evaluation.samples": 1,
+            "objective.aggregation": "token_mean",
+        },
+        "Zhang et al., section 5.1; run_fast_rloo_7b.sh",
     ),
     (
         presets.speed,
@@ -377,14 +392,42 @@ SOURCES = [
             "training.minibatches": 0,
             "minibatches": 6,
             "optimizer.max_grad_norm": 1.0,
+            "objective.aggregation": "micro_token_mean",
+            "objective.micro_rows": 4,
+            "objective.kl_coef": 0.0,
         },
         "run_fast_rloo_7b.sh",
     ),
     (
         presets.speed,
         "released,rloo",
-        {"minibatches": 1, "objective.loss": Ppo(dual_clip=10.0)},
+        {
+            "minibatches": 1,
+            "objective.loss": Ppo(dual_clip=10.0),
+            "objective.aggregation": "micro_token_mean",
+            "objective.micro_rows": 4,
+        },
         "run_rloo_7b.sh",
+    ),
+    (
+        presets.speed,
+        "released_1p5b,dapo17k",
+        {
+            "rule": Speed(n_init=8, n_cont=16),
+            "minibatches": 3,
+            "objective.loss": Ppo(dual_clip=10.0),
+            "objective.aggregation": "micro_token_mean",
+            "objective.micro_rows": 4,
+            "objective.kl_coef": 0.001,
+            "objective.kl_kind": "k3",
+        },
+        "test_fast_rloo_1.5b_math.sh; verl's low_var_kl",
+    ),
+    (
+        presets.speed,
+        "released_1p5b,rloo",
+        {"rule": Uniform(15), "minibatches": 1, "objective.kl_coef": 0.0},
+        "test_rloo_1.5b_math.sh",
     ),
     (
         presets.band,
@@ -458,7 +501,7 @@ SOURCES = [
             "driver.groups": 512,
             "optimizer.learning_rate": 1e-6,
             "optimizer.schedule": "constant",
-            "optimizer.warmup_steps": 10,
+            "optimizer.warmup_rl_steps": 10,
             "objective.entropy_coef": 1e-4,
             "objective.kl_coef": 0.0,
             "objective.loss": Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0),
@@ -473,6 +516,8 @@ SOURCES = [
         presets.ada,
         "released",
         {
+            "data.prompt": "reinforce_ada",
+            "data.max_question_length": 700,
             "data.max_prompt_length": 1024,
             "sampler.max_new": 2048,
             "data.keep_high": 0.313,
@@ -488,7 +533,7 @@ SOURCES = [
             "rule.m": 8,
             "rule.rounds": 4,
         },
-        "run_reinforce_ada.sh, prompt_selection.py",
+        "run_reinforce_ada.sh, prompt_selection.py, reformat.py",
     ),
     *(
         (presets.ada, word, {"objective.weight": "inv_p"}, "Xiong et al., section 3.2")
@@ -504,9 +549,21 @@ SOURCES = [
             "objective.singleton": "zero",
             "estimate.gamma": 0.5,
             "rule.n": 8,
-            "training.minibatches": 4,
+            "training.minibatches": 8,
         },
-        "Xiong et al., Algorithm 1; section 4.1",
+        "Xiong et al., Algorithm 1; section 4.1; 128 x 4 of 512 x 8 samples, as released",
+    ),
+    (
+        presets.ada,
+        "ada_est_ema_released,released",
+        {
+            "objective.weight": "none",
+            "objective.singleton": "reward",
+            "estimate.gamma": 1.0,
+            "rule.n": 8,
+            "training.minibatches": 8,
+        },
+        "ray_trainer_ema.py, core_algos.py",
     ),
     (
         presets.ada,
@@ -522,8 +579,25 @@ SOURCES = [
             "replay.mask_prefix": False,
             "replay.eps": 0.1,
             "replay.start": "sample",
+            "reward.length_alpha": 0.01,
+            "objective.logprob_temperature": 0.0,
         },
         "Yi et al., equations 1, 3 and 5, section 4.2, Table 8",
+    ),
+    *(
+        (
+            presets.rpo,
+            method,
+            {
+                "objective.kl_coef": 0.04,
+                "objective.kl_kind": "k3",
+                "objective.kl_in": "loss",
+                "objective.reference_every": 0,
+                "optimizer.weight_decay": 0.0,
+            },
+            "RPO as released: TRL's beta, Hugging Face's weight decay",
+        )
+        for method in filter(None, presets.RPO[0])
     ),
     (
         presets.rpo,
@@ -548,16 +622,32 @@ SOURCES = [
         {
             "replay.window": "fixed",
             "replay.length": 299,
-            "replay.eps": 0.5,
+            "replay.eps": -1.0,
             "replay.max_new": -1,
             "replay.mask_prefix": False,
             "optimizer.schedule": "cosine",
             "optimizer.final_rate": 0.1,
-            "optimizer.warmup_steps": 29,
+            "optimizer.warmup_steps": 77,
+            "rule.n": 16,
+            "driver.groups": 36,
+            "sampler.temperature": 0.7,
+            "objective.logprob_temperature": 1.0,
+            "objective.old_logprobs": "recompute",
+            "reward.length_alpha": 0.0,
         },
-        "RPO as released",
+        "RPO as released: poer_7b.yaml, grpo_cache.py, grpo_cache_trainer.py",
     ),
-    (presets.rpo, "grpo", {"replay.window": "none"}, "Yi et al., Table 1"),
+    *(
+        (
+            presets.rpo,
+            method,
+            {"replay.window": "none", "reward.length_alpha": 0.0, "rule.n": 6},
+            "Yi et al., Table 1, section 3.4",
+        )
+        for method in ("grpo", "dapo")
+    ),
+    (presets.rpo, "grpo,length_aware", {"reward.length_alpha": 0.01}, "Yi et al., Table 1"),
+    (presets.rpo, "plain", {"reward.length_alpha": 0.0}, "Yi et al., Table 1"),
     *(
         (
             presets.evaluation,
@@ -573,7 +663,8 @@ SOURCES = [
             ("speed", 1.0, 1.0, 3072, "the training of run_fast_rloo_7b.sh"),
             ("band", 0.6, 0.95, 8192, "Bae et al., appendix D"),
             ("ada", 1.0, 1.0, 4096, "Xiong et al., section 4.1"),
-            ("rpo", 0.6, 0.95, 32768, "eval_model.sh"),
+            ("rpo", 0.6, 0.95, 32768, "a variable of eval_model.sh"),
+            ("rpo_released", 0.6, 0.95, 2048, "eval_model.sh, max_model_length"),
         )
     ),
 ]
@@ -590,11 +681,26 @@ def test_papers_scale_as_the_sources_have_it(preset, variant, said, where):
 
 
 def test_epochs_of_rpo_and_the_groups_of_fixed_batches():
-    rpo = presets.rpo("m")
-    assert rpo.driver.groups * rpo.rule.n == 576  # read as samples
-    assert round(rpo.training.steps * rpo.driver.groups / 7000, 2) == 4.0
+    for method in filter(None, presets.RPO[0]):
+        rpo = presets.rpo("m", method)
+        assert rpo.driver.groups * rpo.rule.n == 576  # read as samples
+        assert round(rpo.training.steps * rpo.driver.groups / 7000, 2) == 4.0
     # Of every method of Reinforce-Ada a batch has 512 prompts.
     assert {presets.ada("m", word).driver.groups for word in presets.ADA[0]} == {512}
+
+
+def test_prompts_of_reinforce_adas_released_checkpoints(repo):
+    """Hard ones for Qwen3-4B and Llama (the table of their README)."""
+    for model, most in (
+        ("qwen2p5_math_1p5b", 0.375),
+        ("qwen2p5_math_7b", 0.375),
+        ("qwen3_4b", 2 / 16),
+        ("llama_3p2_3b", 2 / 16),
+    ):
+        made = load_config_file(repo / "configs" / f"ada_{model}.py").get_config
+        assert made().data.keep_high == most
+        assert made("moderate").data.keep_high == 0.375
+        assert made("hard").data.keep_high == 2 / 16
 
 
 def test_cold_start_as_the_paper_has_it(repo):
@@ -634,6 +740,26 @@ def test_variants_change_fields_and_name_mistakes():
     assert Variant("speed_rloo@rule.n_init=6").label == "speed_rloo n_init=6"
     with pytest.raises(ValueError, match="no config.rule.ninit; nearest: config.rule.n_init"):
         Variant("speed_rloo@rule.ninit=6").apply(Config())
+
+
+def test_log_probs_of_another_temperature_than_what_was_sampled():
+    config = Config()
+    config.sampler.temperature = 0.7
+    config.objective.logprob_temperature = 1.0
+    with pytest.raises(ValueError, match="logprob_temperature=1 with .*needs .*='recompute'"):
+        config.validate()
+    config.objective.old_logprobs = "recompute"
+    config.validate()
+    config.objective.kl_coef = 0.1
+    config.objective.kl_in = "reward"
+    with pytest.raises(ValueError, match="logprob_temperature=1 with .*needs .*kl_in='loss'"):
+        config.validate()
+    config.objective.old_logprobs = "behaviour"
+    config.objective.logprob_temperature = 0.7
+    config.validate()
+    config.objective.logprob_temperature = -1.0
+    with pytest.raises(ValueError, match="logprob_temperature must be 0 .the sampler's., or 0.01"):
+        config.validate()
 
 
 class Plain:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Verifiers that are JAX functions: they run inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
 # Aggregations that divide by tokens of rows.
-OVER_LENGTHS = ("token_mean", "seq_mean_token_mean")
+OVER_LENGTHS = ("token_mean", "seq_mean_token_mean", "micro_token_mean")
 # Fields of `data` that say what is read of files, and how.
 OF_FILES = (
     "train",
@@ -38,6 +38,7 @@ OF_FILES = (
     "answer_field",
     "solution_field",
     "on_bad_row",
+    "max_question_length",
 )
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
@@ -56,6 +57,7 @@ def check(c: "Config") -> None:
             "driver.groups",
             "driver.screen_prompts",
             "driver.max_calls",
+            "objective.micro_rows",
             "training.steps",
             "training.max_skipped",
             "data.max_prompt_length",
@@ -77,6 +79,7 @@ def check(c: "Config") -> None:
             )
         ],
     )
+    _check_logprob_temperature(c)
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
             "config.sampler.top_k, top_p and temperature=0 cut the distribution that training "
@@ -163,6 +166,36 @@ def _check_generation_mesh(c: "Config") -> None:
 # the first token alone wherever that has a probability of 0.01.
 _LEAST_TEMPERATURE = 0.01
 _LEAST_TOP_P = 0.01
+
+
+def _check_logprob_temperature(c: "Config") -> None:
+    o = c.objective
+    temperature = o.logprob_temperature
+    _require(
+        c,
+        [
+            (
+                "objective.logprob_temperature",
+                temperature == 0 or temperature >= _LEAST_TEMPERATURE,
+                f"0 (the sampler's), or {_LEAST_TEMPERATURE:g} or more",
+            )
+        ],
+    )
+    if temperature in (0, c.sampler.temperature):
+        return
+    if o.old_logprobs != "recompute":
+        raise ValueError(
+            f"config.objective.logprob_temperature={temperature:g} with "
+            f"config.sampler.temperature={c.sampler.temperature:g} needs "
+            f"config.objective.old_logprobs='recompute'; got {o.old_logprobs!r}: ratios to what "
+            "was sampled would be of two temperatures"
+        )
+    if o.kl_coef > 0 and o.kl_in == "reward":
+        raise ValueError(
+            f"config.objective.logprob_temperature={temperature:g} with "
+            f"config.sampler.temperature={c.sampler.temperature:g} needs "
+            "config.objective.kl_in='loss': in the reward, the KL is from what was sampled"
+        )
 
 
 def require_distinct_draws(
@@ -392,7 +425,13 @@ def _check_files(c: "Config") -> None:
     for name in ("question_field", "eval_question_field"):
         question_parts(getattr(d, name), f"config.data.{name}")
     form = prompt_format(d.prompt)
-    _require(c, [("data.hold_out", d.hold_out >= 0, "0 (none) or more")])
+    _require(
+        c,
+        [
+            ("data.hold_out", d.hold_out >= 0, "0 (none) or more"),
+            ("data.max_question_length", d.max_question_length >= 0, "0 (any) or more"),
+        ],
+    )
     policy = POLICIES.get(c.model.path)
     if d.task in TASKS:
         if policy and policy.name != d.task:
@@ -603,10 +642,10 @@ def _check_pools(c: "Config") -> None:
                 "only: a pool's statistics are of samples whose log-probs under the "
                 "reference are not computed"
             )
-        if o.singleton == "estimate" and o.advantage == "pool_std":
+        if o.singleton != "zero" and o.advantage == "pool_std":
             raise ValueError(
-                "config.objective.singleton='estimate' needs config.objective.advantage='pool': "
-                "an only sample has no std to be divided by"
+                f"config.objective.singleton={o.singleton!r} needs "
+                "config.objective.advantage='pool': an only sample has no std to be divided by"
             )
     else:
         for name, default in (

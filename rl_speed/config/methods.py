@@ -106,9 +106,15 @@ _ESTIMATED = {
 # correlated with the advantage it multiplies. With N samples it is at most sqrt(N); with 8 samples
 # at p = 0.1 its mean is 2.1 (theory.sequential_weight), where 1/sqrt(p) is 2.8.
 _EST_PAPER = {**_ESTIMATED, "objective.weight_from": "pool", "objective.singleton": "zero"}
-# Released: budgets in proportion to 1/p_hat, no weight. There a budget is 1 + a share of the rest,
-# without bound; here the rule's n_max bounds it.
-_EST_RELEASED = {**_EST_PAPER, "estimate.gamma": 1.0, "objective.weight": "none"}
+# Released: budgets in proportion to 1/p_hat, no weight, and A = r for a single sample, whose mean
+# counts as 0 (core_algos.py). There a budget is 1 + a share of the rest, without bound; here the
+# rule's n_max bounds it.
+_EST_RELEASED = {
+    **_EST_PAPER,
+    "estimate.gamma": 1.0,
+    "objective.weight": "none",
+    "objective.singleton": "reward",
+}
 
 # RPO: samples start inside a cached response. L = the group's shortest response fits any scale and
 # can undo any error; half of it, and 300, 500 and 800 tokens are the paper's. Ours: replayed tokens
@@ -116,7 +122,10 @@ _EST_RELEASED = {**_EST_PAPER, "estimate.gamma": 1.0, "objective.weight": "none"
 _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
 # Equations 3 and 5: o is prefix and suffix, and the loss includes both.
 _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
-_RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
+# Released: the cache keeps its first responses. Its update, with eps 0.5, is only for a reward
+# function of the name "accuracy_reward", and the one that is registered is
+# "accuracy_absolute_reward" (grpo_cache_trainer.py, grpo_cache.py).
+_RPO_RELEASED = {**_RPO_PAPER, "replay.eps": -1.0, "replay.max_new": -1}
 
 # Ours. Prompts are ordered by the value of a sample, from a forecast of pass rates that is learnt
 # during training. A prompt with a less certain forecast is screened with more samples, some with

@@ -24,7 +24,7 @@ EMBEDDED: Words = (
 SPEED: Words = (
     ("speed_rloo", "rloo", "speed_dapo", "dapo", "forecast_rloo", "forecast_dapo"),
     ("numina", "dapo17k", "deepscaler"),
-    ("paper", "released"),
+    ("paper", "released", "released_1p5b"),
 )
 # Table 1 of Bae et al.: thresholds, and which of them are inside.
 BANDS = {
@@ -60,7 +60,9 @@ ADA: Words = (
     ("paper", "released"),
     ("moderate", "hard"),
 )
-# Without a named window the method's applies: half_min, or as released up to 299 tokens.
+# The released checkpoints of Qwen3-4B and Llama are of hard prompts.
+ADA_HARD: Words = (*ADA[:2], ("hard", "moderate"))
+# Where no window or no reward is named, the method's applies: see `rpo`.
 RPO: Words = (
     (
         "rpo_grpo_paper",
@@ -72,11 +74,13 @@ RPO: Words = (
         "dapo",
     ),
     ("", "half_min", "min", "300", "500", "800"),
-    ("plain", "length_aware"),
+    ("", "length_aware", "plain"),
     ("any", "only_correct"),
 )
 # How a policy is prompted and judged: as on an embedded task, as any model, or as in a paper.
-EVALUATION: Words = (("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo"),)
+EVALUATION: Words = (
+    ("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo", "rpo_released"),
+)
 
 # Training files, relative to the folder that the run is launched from.
 TRAIN = {
@@ -263,12 +267,23 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     | log-probs that ratios are taken against | as sampled (ours: the paper does not say) | recomputed: stale samples count as on-policy |
     | RLOO's loss | policy gradient | clipped, 0.2 and 0.2 |
     | dual clip | none | 10 |
+    | mean over tokens | of the batch (ours) | of each micro-batch of 4 samples (16 on 4 GPUs), then of these |
     | optimizer steps a step | 1 (ours) | rule.n / rule.n_init for SPEED (verl multiplies its mini-batch by the samples of a call), 1 for baselines |
+
+    verl orders samples by length before it cuts micro-batches, so that each GPU has as many tokens;
+    here they are in the order of their groups.
+
+    "released_1p5b" has the update of "released" and what else the scripts of 1.5B have
+    (test_fast_rloo_1.5b_math.sh, test_rloo_1.5b_math.sh): N_init 8 of 24, and a KL loss of 0.001
+    for SPEED; 15 samples and no KL for "rloo". The former trains on "dapo17k", the latter on
+    "numina".
 
     "forecast_rloo" and "forecast_dapo" are ours, in SPEED's place.
 
-    Baselines sample 16 prompts of 24 samples for each step, from the policy that it updates. SPEED
-    follows Algorithm 2 exactly: every prompt that one call accepts continues in the next.
+    Baselines sample 16 prompts of 24 samples for each step, from the policy that it updates; DAPO
+    draws 16 more, call by call, until 16 groups are informative. SPEED follows Algorithm 2 exactly:
+    every prompt that one call accepts continues in the next. Its released loop never uses the 64
+    prompts that the data loader yields at a training step; that is not copied.
     DeepScaleR has 40 thousand questions; the paper writes 400 thousand. NuminaMath after
     `data.keep` was not compared with the paper's 220 thousand; data.json in the workdir has the
     count.
@@ -285,15 +300,15 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     config.data.keep = "no_proof,integer" if data == "numina" else ""
     if data == "dapo17k":
         config.data.hold_out = 1000
-    # Table 1's sets; runs on other data get DAPO-1k from experiments/data.py --write_held_out. The
-    # numbers of samples of AMC and AIME are ours (released: 4 and 16), not in the paper, which also
-    # has AIME 2025.
+    # The sets of section 5.1; runs on other data get DAPO-1k from experiments/data.py
+    # --write_held_out. The numbers of samples are those of run_fast_rloo_7b.sh; the paper has none.
     config.data.eval = (
         f"dapo1k={'hold_out' if data == 'dapo17k' else 'eval/dapo1k.jsonl'},"
-        "math500=eval/math500.jsonl,amc23:16=eval/amc23.jsonl,aime24:16=eval/aime24.jsonl"
+        "math500=eval/math500.jsonl,amc23:4=eval/amc23.jsonl,aime24:16=eval/aime24.jsonl,"
+        "aime25:16=eval/aime25.jsonl"
     )
-    # For N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and chooses none; 4 is
-    # released.
+    # For N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and chooses none; of the
+    # released scripts that of 7B has 4.
     config.set("rule.n", 24)
     config.driver.groups = 16
     screens = method.startswith("speed")
@@ -302,19 +317,27 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
         config.driver.screen_prompts = 64
         config.driver.continuation = "at_once"
         config.driver.buffer_groups = 80
-    else:
-        # On-policy: groups that DAPO's refilling completes beyond the batch are dropped, as in
-        # verl.
-        config.driver.screening = "missing"
-        config.driver.max_age = 0
-    if method.startswith("forecast"):
+    elif method.startswith("forecast"):
         # Ours: a policy of this size changes little in 64 steps.
         config.data.forecast_memory = 1024
-        config.driver.max_age = -1
+    else:
+        config.driver.max_age = 0  # on-policy
+    if method == "dapo":
+        # Refilling by calls of 16 prompts, one after the other; the groups beyond the batch are
+        # dropped (gen_prompt_bsz of run_rloo_7b.sh; dapo_ray_trainer.py).
+        config.driver.screening = "fixed"
+        config.driver.screen_prompts = 16
     config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.1
-    if source == "released":
+    if source != "paper":
         as_released_by_speed(config)
+        config.objective.aggregation = "micro_token_mean"
+        config.objective.micro_rows = 4
+    if source == "released_1p5b" and screens:
+        config.set("rule.n_init", 8)
+        config.objective.kl_coef = 1e-3
+    elif source == "released_1p5b" and method == "rloo":
+        config.set("rule.n", 15)
     config.training.steps = 500  # ours
     return config
 
@@ -391,19 +414,31 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     return config
 
 
-def ada(path: str, variant: str = "", devices: int = 1) -> Config:
+def ada(path: str, variant: str = "", devices: int = 1, words: Words = ADA) -> Config:
     """Xiong et al., Reinforce-Ada (section 4.1), or their released runs.
 
-    `variant`: see `choose`, ADA. "paper" and "released" (run_reinforce_ada.sh) differ:
+    `variant`: see `choose`, ADA; `words`: ADA or ADA_HARD, which differ in the prompts that are
+    meant if neither "moderate" nor "hard" is named. "paper" and "released"
+    (run_reinforce_ada.sh, prompt_selection.py, reformat.py) differ:
 
     | | paper | released |
     |---|---|---|
     | entropy bonus | 1e-4 | none |
     | steps | 600 | 400 |
     | moderate: pass rate over 16 samples | above 0, to 0.375 | above 0, to 0.313 |
+    | questions | of any length | to 700 tokens |
 
     Values that the paper leaves open are as released in both: prompts of 1,024 tokens, no weight
-    decay, 4 optimizer steps a step (mini-batches of 128 prompts of 512), dual clip 10.
+    decay, dual clip 10, mini-batches of 128 x 4 samples (verl multiplies the prompts of a
+    mini-batch by n). A step on 512 prompts is 8 optimizer steps for Est, with 8 samples a prompt on
+    average, and 4 for the others.
+
+    Means over tokens are of a mini-batch. The release averages over micro-batches, whose size
+    depends on the tokens of their samples (use_dynamic_bsz); that is not copied.
+
+    Baselines have the same update here. The released GRPO (run_grpo.sh) also differs in other
+    settings: no warm-up, weight decay 0.01 and dual clip 3, which are verl's defaults, and means of
+    micro-batches of 16 samples.
 
     Both filter OpenR1-Math-220k by the starting policy's pass rates. Measure them first into the
     file `data.pass_rates`:
@@ -416,10 +451,10 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     mean, clip 0.2 and 0.28, advantages divided by their standard deviation; 8 and 16 samples by
     rule.n); "grpo_ada_loss" differs from the ada_* only in sampling.
     """
-    method, source, difficulty = choose(variant, ADA)
+    method, source, difficulty = choose(variant, words)
     paper = source == "paper"
     config = language_model(
-        path, "openr1", "qwen_math_cot", max_prompt=1024, max_new=2048, devices=devices
+        path, "openr1", "reinforce_ada", max_prompt=1024, max_new=2048, devices=devices
     )
     # `data.unique` removes duplicates. Ours: "reference solutions fail verification" means those
     # that the publisher marks as not valid, and gold answers that cannot be read.
@@ -428,6 +463,7 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     most = 2 / 16 if difficulty == "hard" else 0.375 if paper else 0.313
     config.data.keep_low = 1 / 16
     config.data.keep_high = most
+    config.data.max_question_length = 0 if paper else 700
     config.rule = Uniform(n=4)
     # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average.
     methods.apply(config, method)
@@ -439,7 +475,7 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     config.objective.entropy_coef = 1e-4 if paper else 0.0
     config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.0
-    config.training.minibatches = 4
+    config.training.minibatches = 8 if isinstance(config.rule, Allocated) else 4
     config.sampler.temperature = 1.0
     config.training.steps = 600 if paper else 400
     config.evaluation.samples = 32
@@ -453,44 +489,56 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     `variant`: see `choose`, RPO. A number is L in tokens. "rpo_grpo_paper" and "rpo_dapo_paper"
     also train on the replayed prefix (equations 3 and 5); "rpo_grpo" and "rpo_dapo" train only on
     sampled tokens, which is ours. "length_aware" is the paper's shaped reward with alpha 0.01, in
-    [0.5, 1], and 0 for wrong samples. Section 4.2 recommends it with RPO and not without; Table 1
-    has all eight. "only_correct" never replaces a correct cached response by a wrong one (section
-    1: "the reasoning path that leads to the correct answer"; section 3.3 replaces any).
+    [0.5, 1], and 0 for wrong samples. Without a word RPO has it and GRPO and DAPO do not, as
+    sections 3.4 and 4.2 recommend; Table 1 has all eight. "only_correct" never replaces a correct
+    cached response by a wrong one (section 1: "the reasoning path that leads to the correct
+    answer"; section 3.3 replaces any).
 
     The paper's batch of 576 is read as samples, 96 prompts of 6; "4 epochs" of 7,000 prompts are
-    then 292 steps. The learning rate, weight decay, and a KL coefficient of 0 (equation 5 has a
-    beta, section 4.1 gives no value) are ours.
+    then 292 steps. The learning rate is ours. Equation 5 has a KL without a coefficient: 0.04 is
+    released (TRL's default of then), and here for every method. Weight decay is released, too
+    (none, Hugging Face's default).
 
-    "rpo_grpo_released" has the released run's window (1 to 299 tokens, and a suffix no longer than
-    the tokens cut off), eps 0.5, cosine schedule to a tenth of the peak and warm-up over a tenth of
-    the steps. It lacks that run's format rewards, its cosine reward, and its length-aware reward,
-    which counts words instead of tokens, with alpha 0.1.
+    "rpo_grpo_released" has the released run's groups of 16 (of 576 samples), window (1 to 299
+    tokens, and a suffix no longer than the tokens cut off), log-probs at temperature 1 of samples
+    at 0.7, cosine schedule to a tenth of the peak and warm-up over a tenth of the steps. That run
+    never updates its cache and has no length-aware reward: its code for them (eps 0.5; alpha 0.1 of
+    lengths in words) is not reached. Its format rewards and its cosine reward are not here; the
+    epochs are the paper's.
     """
     method, window, reward, replaces = choose(variant, RPO)
+    released = method == "rpo_grpo_released"
     config = language_model(
         path, "open_rs", "open_rs", max_prompt=512, max_new=4096, devices=devices
     )
-    config.rule = Uniform(n=6)
+    config.rule = Uniform(n=16 if released else 6)
     methods.apply(config, method)
-    config.driver.groups = 96
-    config.driver.screen_prompts, config.driver.buffer_groups = 96, 192  # ours
+    config.driver.groups = groups = 576 // config.group_size
+    config.driver.screen_prompts, config.driver.buffer_groups = groups, 2 * groups  # ours
     # Contexts hold a prompt and a replayed response, and take memory from slots.
     config.sampler.slots = max(128, 32 * devices)
-    config.training.steps = 292
-    if config.replay.window == "none":
+    config.training.steps = round(4 * 7000 / groups)
+    config.objective.kl_coef = 0.04
+    config.optimizer.weight_decay = 0.0
+    replays = config.replay.window != "none"
+    if not replays:
         if window or replaces == "only_correct":
             raise ValueError(f"{method!r} replays nothing, and has no {window or replaces!r}")
     else:
         # "half of the minimum response length" (section 4.2).
-        window = window or ("299" if method == "rpo_grpo_released" else "half_min")
+        window = window or ("299" if released else "half_min")
         config.replay.window, config.replay.length = (
             ("fixed", int(window)) if window.isdigit() else (window, config.replay.length)
         )
         config.replay.only_correct = replaces == "only_correct"
-    if method == "rpo_grpo_released":
+    if released:
+        config.objective.logprob_temperature = 1.0
+        config.objective.old_logprobs = "recompute"
         config.optimizer.schedule = "cosine"
         config.optimizer.final_rate = 0.1
         config.optimizer.warmup_steps = config.training.steps // 10
+    if not reward:
+        reward = "length_aware" if replays and not released else "plain"
     if reward == "length_aware":
         if isinstance(config.rule, Dynamic):
             # Keeps groups with only correct samples, for the signal that section 3.4 wants.
@@ -515,13 +563,14 @@ def evaluation(variant: str = "") -> Config:
     elif name in POLICIES:
         config = embedded(task=POLICIES[name].name)
     else:
-        config = {"speed": speed, "band": band, "ada": ada, "rpo": rpo}[name]("MODEL", devices=1)
+        made = {"speed": speed, "band": band, "ada": ada, "rpo": rpo, "rpo_released": rpo}
+        config = made[name]("MODEL", devices=1)
     # Bae et al. (appendix D) and Xiong et al. (section 4.1) train with shorter responses. Yi et al.
-    # only say that they use lighteval: their eval_model.sh.
-    config.sampler.max_new = {"band": 8192, "ada": 4096, "rpo": 32768}.get(
-        name, config.sampler.max_new
-    )
-    if name == "rpo":
+    # only say that they use lighteval. Their eval_model.sh sets 32,768 tokens, 0.6 and 0.95 in a
+    # variable that it never uses, and runs with 2,048 tokens.
+    lengths = {"band": 8192, "ada": 4096, "rpo": 32768, "rpo_released": 2048}
+    config.sampler.max_new = lengths.get(name, config.sampler.max_new)
+    if name in ("rpo", "rpo_released"):
         config.evaluation.temperature = 0.6
         config.evaluation.top_p = 0.95
     config.model.compute_dtype = "float32"

@@ -83,6 +83,9 @@ class Data:
     system: str = ""
     instruction: str = ""  # added after every question, before the prompt format
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
+    # Training questions of more tokens, without the prompt format, are dropped and counted (0:
+    # none).
+    max_question_length: int = 0
     train_prompts: int = 0  # use only this many (0: all; embedded task: unlimited)
     # First questions used of each held-out file (0: all), or of all held-out sets of an embedded
     # task (0: 512).
@@ -199,7 +202,7 @@ class Replay:
     # paper and the released code, which train on prefixes (mask_prefix=False).
     normaliser: str = one_of("trained", "response")
     # Response cached of a group: with this probability the one of highest reward, else any other
-    # (-1: the first stays forever).
+    # (-1: none; what the cache starts with stays forever).
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a correct one
     max_tokens: int = 0  # most tokens of all cached responses (0: no bound)
@@ -249,8 +252,8 @@ class Objective:
     # p of the weight: the pool's (Reinforce-Ada, Algorithm 1; biased, because the advantage has the
     # same rewards), or estimated before the visit (ours; unbiased for the weight's own p).
     weight_from: str = one_of("pool", "estimate")
-    # pool: advantage of a single sample: 0, or r - the estimate.
-    singleton: str = one_of("zero", "estimate")
+    # pool: advantage of a single sample: 0, r - the estimate, or r (Reinforce-Ada-Est as released).
+    singleton: str = one_of("zero", "estimate", "reward")
     # pool: which samples of a class are kept.
     downsample_order: str = one_of("first", "random")
     downsample_correction: str = one_of("none", "importance")  # importance: undoes the balance
@@ -258,11 +261,18 @@ class Objective:
     loss: LossFn = chosen(Pg(), LOSSES, make=_made_loss)
     aggregation: str = one_of(*AGGREGATIONS)
     aggregation_constant: float = 0.0  # token_sum_constant: the constant a sample (0: max_new)
+    # micro_token_mean: sequences of a micro-batch. verl takes the mean over tokens of each
+    # micro-batch, and the mean of those; ours go over the rows in batch order.
+    micro_rows: int = 4
     truncation: float = 2.0  # old_logprobs="corrected": largest importance weight
     # Log-probs in the denominator of ratios: "behaviour" (as sampled), "recompute" (just before the
     # update: stale samples count as on-policy), or "corrected" (recomputed, with the loss weighted
     # by the truncated ratio to the behaviour policy).
     old_logprobs: str = one_of("behaviour", "recompute", "corrected")
+    # Temperature of the trainer's log-probs (0: the sampler's). Another one needs
+    # old_logprobs="recompute", because ratios to what was sampled would be of two temperatures.
+    # The metrics that compare with it then hold the two temperatures, too. RPO as released: 1.
+    logprob_temperature: float = 0.0
     kl_coef: float = 0.0  # KL to the reference policy
     # Steps after which the current policy becomes the reference (outer iterations); 0: the initial
     # policy stays.

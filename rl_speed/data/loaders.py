@@ -50,6 +50,8 @@ class LoadReport:
       filtered: rows left out by `keep`, by its name.
       duplicates: rows whose question came before, `conflicting` of them with another answer.
       contaminated: rows whose question is in an evaluation file, by file.
+      long_questions: rows left out by `data.max_question_length`. too_long: those left out because
+        of their whole prompt.
       in_training: of an evaluation file, rows whose question is among those that train.
       questions: usable rows by the fields of which their question was made ("body+question").
       unused: usable rows that hold something in a field that was not read, by field; `left_out` are
@@ -67,6 +69,7 @@ class LoadReport:
     conflicting: int = 0
     held_out: int = 0
     contaminated: dict[str, int] = dataclasses.field(default_factory=dict)
+    long_questions: int = 0
     in_training: int = 0
     questions: dict[str, int] = dataclasses.field(default_factory=dict)
     unused: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -82,6 +85,7 @@ class LoadReport:
             "duplicates": self.duplicates,
             "held out": self.held_out,
             **{f"in {name}": n for name, n in self.contaminated.items()},
+            "long questions": self.long_questions,
             "too long": self.too_long,
         }
 

@@ -102,7 +102,7 @@ def load_benchmarks(
             continue
         name = one.name or "held_out"
         room = longest or data.max_prompt_length
-        alone = dataclasses.replace(data, eval="", max_prompt_length=room)
+        alone = dataclasses.replace(data, eval="", max_prompt_length=room, max_question_length=0)
         (held_out,) = build.read_data(alone, encode, needed)[1].values()
         found.append(Benchmark(name, numbered(name, held_out, limit), data.train))
     return found

@@ -18,7 +18,13 @@ from rl_speed.objectives.losses import (
     ratio_of,
 )
 
-AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant")
+AGGREGATIONS = (
+    "token_mean",
+    "seq_mean_token_mean",
+    "seq_mean_token_sum",
+    "token_sum_constant",
+    "micro_token_mean",
+)
 CORRECTIONS = ("behaviour", "recompute")
 
 
@@ -32,6 +38,7 @@ def token_weights(
     aggregation: str = "token_mean",
     constant=None,
     *,
+    micro_rows: int = 4,
     lengths=None,
     num_tokens=None,
     num_sequences=None,
@@ -42,25 +49,41 @@ def token_weights(
       seq_mean_token_mean   1 / (sequences * tokens of the row) (GRPO)
       seq_mean_token_sum    1 / sequences
       token_sum_constant    1 / constant (Dr. GRPO, as released: rows * max_response_length)
+      micro_token_mean      1 / (micro-batches * tokens of the micro-batch) (verl's "token-mean",
+                            which it computes for each micro-batch)
+
+    Micro-batches of "micro_token_mean" are `micro_rows` successive rows of the batch each, the last
+    one the rest; rows without a token are skipped. They are part of the loss, and say nothing about
+    how it is computed. The order of the rows matters here alone.
 
     Args:
       mask: [R, T], True at the tokens that are trained on, of the *global* batch. Rows with none
         get weight 0 and do not count as sequences.
       constant: the divisor of token_sum_constant; only allowed there.
+      micro_rows: rows of a micro-batch.
       lengths: [R], tokens of a row in place of its unmasked ones, such as prefix + suffix if the
         prefix is masked (RPO). Changes only denominators.
       num_tokens, num_sequences: global counts to divide by instead of this mask's, if the global
-        batch is in several arrays.
+        batch is in several arrays. Not for micro_token_mean.
 
     Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
 
     Raises:
-      ValueError: unknown aggregation, or a constant missing, misplaced or not positive.
+      ValueError: unknown aggregation, a constant missing, misplaced or not positive, or
+        micro_rows not positive.
 
     Source: token means: DAPO (arXiv 2503.14476), section 3.3; means of samples: DeepSeekMath (arXiv
     2402.03300); a constant: Dr. GRPO (arXiv 2503.20783).
     """
     _choose("aggregation", aggregation, AGGREGATIONS)
+    counted = num_tokens is not None or num_sequences is not None
+    if aggregation == "micro_token_mean" and counted:
+        raise ValueError(
+            "num_tokens and num_sequences are not for aggregation='micro_token_mean': its "
+            "micro-batches are of the rows of one array."
+        )
+    if micro_rows < 1:
+        raise ValueError(f"micro_rows must be positive, got {micro_rows!r}.")
     if (aggregation == "token_sum_constant") != (constant is not None):
         raise ValueError(
             "constant belongs to aggregation='token_sum_constant' and to no other: got "
@@ -81,13 +104,21 @@ def token_weights(
     if num_sequences is None:
         num_sequences = jnp.sum(nonempty_R, dtype=jnp.int32)
     divisor = {
-        "token_mean": num_tokens,
-        "seq_mean_token_mean": length_R.astype(jnp.float32) * num_sequences,
-        "seq_mean_token_sum": num_sequences,
-        "token_sum_constant": constant,
-    }[aggregation]
+        "token_mean": lambda: num_tokens,
+        "seq_mean_token_mean": lambda: length_R.astype(jnp.float32) * num_sequences,
+        "seq_mean_token_sum": lambda: num_sequences,
+        "token_sum_constant": lambda: constant,
+        "micro_token_mean": lambda: _micro_divisor(length_R, nonempty_R, micro_rows),
+    }[aggregation]()
     divisor_R = jnp.where(nonempty_R, jnp.asarray(divisor, jnp.float32), 1.0)
     return jnp.where(mask, (1.0 / divisor_R)[:, None], 0.0)
+
+
+def _micro_divisor(length_R, nonempty_R, micro_rows) -> jax.Array:
+    """Micro-batches times the tokens of a row's own one, f32[R]; undefined for empty rows."""
+    micro_R = (jnp.cumsum(nonempty_R, dtype=jnp.int32) - 1) // micro_rows
+    tokens_M = jnp.zeros_like(length_R).at[micro_R].add(length_R)
+    return tokens_M[micro_R].astype(jnp.float32) * (jnp.max(micro_R) + 1)
 
 
 def policy_loss(
@@ -99,6 +130,7 @@ def policy_loss(
     weights=None,
     aggregation: str = "token_mean",
     constant=None,
+    micro_rows: int = 4,
     loss: str | LossFn = "ppo",
     truncation=2.0,
     log_ratio_clamp=20.0,
@@ -130,12 +162,13 @@ def policy_loss(
     + kl_coef * kl(log pi, log ref) - entropy_coef * entropy.
 
     Args:
-      logprobs, behaviour_logprobs: f32[R, T], at the temperature that sampled.
+      logprobs, behaviour_logprobs: f32[R, T], of one temperature, unless `old_logprobs` are the
+        anchor and nothing else is compared with the latter (correction "recompute").
       advantages: f32[R], or f32[R, T] for token-level ones; constants.
       mask: [R, T], True at the tokens that are trained on. Values elsewhere, NaN
         included, change nothing and get gradient 0.
       weights: f32[R, T] from `token_weights` on the global batch, sliced like the rest; None: from
-        aggregation and constant, if this is the whole batch.
+        aggregation, constant and micro_rows, if this is the whole batch.
       loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
       truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
         bounds every log-ratio before exp; beyond it the gradient is 0.
@@ -191,7 +224,9 @@ def policy_loss(
         return jax.lax.stop_gradient(masked(x))
 
     weights_RxT = constant_of(
-        token_weights(mask, aggregation, constant) if weights is None else weights
+        token_weights(mask, aggregation, constant, micro_rows=micro_rows)
+        if weights is None
+        else weights
     )
     behaviour_RxT = constant_of(behaviour_logprobs)
     anchor_RxT = behaviour_RxT if old_logprobs is None else constant_of(old_logprobs)

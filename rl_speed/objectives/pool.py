@@ -215,7 +215,8 @@ def pool_advantages(
       p_hat: f[G], estimates of the pass rates that do not depend on these rewards; None: the share
         of correct rows in each pool.
       singleton_baseline: f[G], baseline of a pool of one row, such as an estimate from earlier
-        visits; None: such a row gets 0. Not with `normalise`, because one row has no std.
+        visits, or 0 (Reinforce-Ada-Est as released); None: such a row gets 0. Not with
+        `normalise`, because one row has no std.
       downsample_correction: "importance" scales a class by its share of the pool over its share of
         the kept rows. That undoes the balance (the mean over kept rows is then that over the pool,
         if a mixed pool keeps both classes), but not the effect of stopping on the pool. No released

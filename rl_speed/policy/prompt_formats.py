@@ -5,10 +5,10 @@ A detail that is in no paper or released code is our guess, and marked as one.
 
 - chat: the tokenizer's chat template with one user turn. plain: the question.
 - qwen_math_cot: chat; system turn: reason step by step, put the answer in a box. From
-  Qwen2.5-Math's model card, and the default of its template. Reinforce-Ada's verl code has it, too
-  (data_process/reformat.py). For SPEED it is our guess: its prompts are inside its data.
-- reinforce_ada_tinker: the same system turn, and an instruction after the question. Reinforce-Ada's
-  Tinker code (recipes/reinforce_ada/math_env.py).
+  Qwen2.5-Math's model card, and the default of its template. For SPEED it is our guess: its prompts
+  are inside its data.
+- reinforce_ada: the same system turn, and an instruction after the question. Reinforce-Ada's verl
+  code (data_process/reformat.py), and its Tinker code (recipes/reinforce_ada/math_env.py).
 - qwen_boxed: chat; system turn "You are a helpful assistant."; asks for the box after the question.
   Qwen2.5's evaluation code, SimpleRL-Zoo.
 - r1_zero: no chat template: User, Assistant, <think> opened, answer in <answer>. DeepSeek-R1 (arXiv
@@ -16,8 +16,8 @@ A detail that is in no paper or released code is our guess, and marked as one.
   Our wording, for Bae et al., who name thinking and answer but give no words.
 - r1_distill: chat without a system turn; asks for the box after the question, <think> opened.
   DeepSeek-R1's usage recommendations.
-- open_rs: chat; open-rs' system turn, with its doubled braces (its recipes/grpo.yaml). RPO trains
-  on its data; our guess is that RPO kept this prompt.
+- open_rs: chat; open-rs' system turn, with its doubled braces (its recipes/grpo.yaml). RPO's own
+  recipes have the same turn.
 - dapo: chat; "Answer:" on the last line, no box, so `config.reward.mode="free"`. DAPO-Math-17k's
   prompts (arXiv 2503.14476).
 
@@ -58,7 +58,7 @@ PROMPTS = {
     "chat": PromptFormat(),
     "plain": PromptFormat(chat=False),
     "qwen_math_cot": PromptFormat(system=BOX),
-    "reinforce_ada_tinker": PromptFormat(
+    "reinforce_ada": PromptFormat(
         "{question} Let's think step by step and output the final answer within \\boxed{}.",
         system=BOX,
     ),

@@ -54,7 +54,8 @@ class ReplayCache:
     number of updates.
 
     Args:
-      eps: in [0, 1]; 0.1 is the paper's best, 0.5 as released. None never updates.
+      eps: in [0, 1]; 0.1 is the paper's best. None never updates, as released: the 0.5 in that code
+        is never reached.
       only_correct: a wrong response never replaces a correct one.
       max_tokens: bound on the tokens held, None for none. Beyond it the responses that were updated
         longest ago are evicted and counted.

@@ -22,6 +22,7 @@ from rl_speed.data import scratchpad
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.held_out import HELD_OUT_OF_TRAIN, HeldOutSet
 from rl_speed.data.loaders import (
+    DataError,
     Fields,
     LoadReport,
     Row,
@@ -282,7 +283,12 @@ def build_data(
         return form(question + data.instruction, system)
 
     if data.task == "jsonl":
-        train, held_out, reports = read_data(data, encode, reward_fields(config.reward))
+        train, held_out, reports = read_data(
+            data,
+            encode,
+            reward_fields(config.reward),
+            question_length=lambda question: len(tokenizer.encode(question)),
+        )
         if not form.takes_system:
             reports = {
                 split: dataclasses.replace(found, unused_system_turns=found.system_turns)
@@ -390,7 +396,10 @@ def evaluation_fields(data: Data, needed: Mapping[str, Any] = {}) -> Fields:
 
 
 def read_data(
-    data: Data, encode: Encoder, needed: Mapping[str, Any] = {}
+    data: Data,
+    encode: Encoder,
+    needed: Mapping[str, Any] = {},
+    question_length: Callable[[str], int] | None = None,
 ) -> tuple[list[Prompt], dict[str, list[Prompt]], dict[str, LoadReport]]:
     """(training prompts, held-out prompts by set, reports) of question and answer files.
 
@@ -398,6 +407,10 @@ def read_data(
 
     Args:
       needed: row fields for reward functions; see `reward_fields`.
+      question_length: tokens of a question alone, for `data.max_question_length`.
+
+    Raises: the errors of `load_training_rows` and `rows_to_prompts`; DataError if every training
+      question is too long.
     """
     fields = Fields(data.question_field, data.answer_field, data.solution_field, **needed)
     of_evaluation = evaluation_fields(data, needed)
@@ -412,6 +425,15 @@ def read_data(
         unique=data.unique,
         of_evaluation=of_evaluation,
     )
+    if most := data.max_question_length:
+        short = [row for row in rows if question_length(row.question) <= most]
+        if not short:
+            raise DataError(
+                f"{data.train}: all {len(rows)} questions are longer than "
+                f"config.data.max_question_length = {most} tokens"
+            )
+        report = dataclasses.replace(report, long_questions=len(rows) - len(short))
+        rows = short
     sets = {}
     reports = {}
 
@@ -813,7 +835,7 @@ def update_config(config: Config) -> UpdateConfig:
         objective=dataclasses.replace(config.objective),
         whole_responses=config.replay.normaliser == "response",
         replayed=trains_on_prefixes(config),
-        temperature=config.sampler.temperature,
+        temperature=config.objective.logprob_temperature or config.sampler.temperature,
         max_new=config.sampler.max_new,
         head_chunk=config.model.head_chunk or None,
     )

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rl_speed import objectives
@@ -72,6 +73,7 @@ def choose(
         )
     if o.advantage not in objectives.POOL_ADVANTAGES:
         return kept, None
+    baselines = {"zero": None, "estimate": estimates, "reward": jnp.zeros(groups)}
     return kept, objectives.pool_advantages(
         rewards,
         correct,
@@ -84,7 +86,7 @@ def choose(
         cap=o.weight_cap or None,
         downsample_correction=o.downsample_correction,
         p_hat=estimates if o.weight_from == "estimate" else None,
-        singleton_baseline=estimates if o.singleton == "estimate" else None,
+        singleton_baseline=baselines[o.singleton],
     )
 
 

@@ -47,8 +47,7 @@ class UpdateConfig:
         prefixes that are not trained on; needs `Batch.lengths`.
       replayed: tokens in the mask with NaN behaviour log-probs were replayed, and get the current
         policy's. If False, a NaN makes the update non-finite.
-      temperature: of the sampler; the trainer's log-probs are of the same distribution. max_new:
-        the sampler's token limit.
+      temperature: of the trainer's log-probs. max_new: the sampler's token limit.
       head_chunk: tokens whose logits exist at once; None: chosen by `token_logprobs`.
     """
 
@@ -213,7 +212,9 @@ def gradients(
     lengths = batch.lengths if config.whole_responses else None
     if config.whole_responses and lengths is None:
         raise ValueError("UpdateConfig.whole_responses needs Batch.lengths, which are None")
-    token_weights = objectives.token_weights(batch.mask, o.aggregation, constant, lengths=lengths)
+    token_weights = objectives.token_weights(
+        batch.mask, o.aggregation, constant, micro_rows=o.micro_rows, lengths=lengths
+    )
     weights = SplitWeights(model, mesh)
     kl_in_loss = o.kl_coef > 0 and o.kl_in == "loss"
     policy_loss = functools.partial(

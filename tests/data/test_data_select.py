@@ -284,6 +284,18 @@ def test_a_run_holds_out_what_it_evaluates_on_and_writes_what_it_left_out(tmp_pa
         and report["train"]["kept"] == 50
     )
     assert report["eval"]["kept"] == 10
+    # Questions alone, without the prompt format, which is "{question}=".
+    data.max_question_length = 3
+    data.max_prompt_length = 600
+    stream, _ = build_data(config, tokenizer, tmp_path / "data.json")
+    report = json.loads((tmp_path / "data.json").read_text())["train"]
+    assert (len(stream.prompts), report["kept"]) == (50, 50)
+    assert (report["long_questions"], report["too_long"], report["rows"]) == (1, 0, 67)
+    data.max_question_length = 2
+    with pytest.raises(DataError, match="longer than config.data.max_question_length = 2 tokens"):
+        build_data(config, tokenizer)
+    data.max_question_length = 0
+    data.max_prompt_length = 6
     # With a file to evaluate on, they are out of training all the same; its fields may be another
     # publisher's.
     data.eval = write(tmp_path / "eval.jsonl", [{"problem": "+11", "answer": "2"}])

@@ -33,6 +33,7 @@ def reference(
     loss,
     aggregation,
     constant,
+    micro_rows,
     clip_low,
     clip_high,
     dual_clip,
@@ -48,8 +49,11 @@ def reference(
     rows = [[t for t in range(T) if d["mask"][i, t]] for i in range(R)]
     tokens = sum(map(len, rows))
     sequences = sum(1 for row in rows if row)
+    trained = [i for i, row in enumerate(rows) if row]
+    micro = [trained[i : i + micro_rows] for i in range(0, sequences, micro_rows)]
     total = 0.0
     for i, row in enumerate(rows):
+        mine = sum(len(rows[j]) for batch in micro if i in batch for j in batch)
         for t in row:
             a = d["advantages"][i]
             x = d["logprobs"][i, t]
@@ -86,6 +90,7 @@ def reference(
                     "seq_mean_token_mean": len(row) * sequences,
                     "seq_mean_token_sum": sequences,
                     "token_sum_constant": constant,
+                    "micro_token_mean": mine * len(micro),
                 }[aggregation]
             )
     return total
@@ -103,6 +108,8 @@ CASES = [
     dict(loss="ppo", aggregation="seq_mean_token_mean", kl_coef=0.3, entropy_coef=0.2),
     dict(loss="ppo", aggregation="token_sum_constant", constant=50.0, use_old=True),
     dict(loss="ppo", aggregation="token_mean", use_old=True, correction="recompute"),
+    dict(loss="ppo", aggregation="micro_token_mean", kl_coef=0.3),
+    dict(loss="ppo", aggregation="micro_token_mean", micro_rows=2, entropy_coef=0.2),
     dict(loss="pg", aggregation="seq_mean_token_sum", kl_coef=0.3, kl_kind="k2"),
     dict(loss="pg", aggregation="token_mean", use_old=True, truncation=1.2),
     dict(loss="tis", aggregation="token_mean", truncation=1.1, kl_coef=0.1, kl_kind="k1"),
@@ -128,6 +135,7 @@ def test_value_matches_the_loop(case):
 
 FULL = dict(
     constant=None,
+    micro_rows=4,
     clip_low=0.2,
     clip_high=0.2,
     dual_clip=None,
@@ -347,7 +355,7 @@ def test_extreme_ratios_stay_finite():
 
 def test_an_empty_batch_costs_nothing():
     data = batch() | {"mask": np.zeros((R, T), bool)}
-    for aggregation in AGGREGATIONS[:3]:
+    for aggregation in set(AGGREGATIONS) - {"token_sum_constant"}:
         (loss, metrics), grad = jax.value_and_grad(
             lambda x: run(data | {"logprobs": x}, aggregation=aggregation), has_aux=True
         )(jnp.asarray(data["logprobs"]))
@@ -474,6 +482,25 @@ def test_token_weights_options():
     np.testing.assert_array_equal(token_weights(mask.astype(np.float32)), token_weights(mask))
 
 
+def test_micro_batches_of_the_loss_skip_rows_without_tokens():
+    mask = batch()["mask"]
+    trained = mask[mask.any(1)]
+    weights = np.asarray(token_weights(trained, "micro_token_mean", micro_rows=2))
+    sums = weights.reshape(3, -1).sum(1)
+    np.testing.assert_allclose(sums, 1 / 3, rtol=1e-6)  # each micro-batch is a mean of its own
+    got = np.asarray(token_weights(mask, "micro_token_mean", micro_rows=2))
+    np.testing.assert_array_equal(got[mask.any(1)], weights)
+    order = [4, 5, 0, 1, 2, 3]
+    moved = token_weights(trained[order], "micro_token_mean", micro_rows=2)
+    np.testing.assert_array_equal(moved, weights[order])
+    # One micro-batch is the whole batch.
+    np.testing.assert_array_equal(
+        token_weights(mask, "micro_token_mean", micro_rows=R), token_weights(mask)
+    )
+    with pytest.raises(ValueError, match="num_sequences are not for .*micro_token_mean"):
+        token_weights(mask, "micro_token_mean", num_sequences=6)
+
+
 def test_jits_with_static_options_and_traced_coefficients():
     static = ("loss", "aggregation", "kl_kind", "correction", "dual_clip")
     jitted = jax.jit(policy_loss, static_argnames=static)
@@ -502,6 +529,7 @@ def test_jits_with_static_options_and_traced_coefficients():
         (dict(aggregation="mean"), "mean.*token_mean"),
         (dict(aggregation="token_sum_constant"), "constant"),
         (dict(constant=3.0), "constant"),
+        (dict(micro_rows=0), "micro_rows must be positive"),
         (dict(aggregation="token_sum_constant", constant=0.0), "positive"),
         (dict(correction="recompute"), "old_logprobs"),
         (dict(kl_coef=0.1), "ref_logprobs"),

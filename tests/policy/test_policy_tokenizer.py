@@ -263,7 +263,7 @@ def test_presets_keep_the_question_and_braces_as_they_are():
         assert form.user.count("{question}") == 1 and prompt_format(name) is form
     assert prompt_format("Q: {question} in \\boxed{{}}").user == "Q: {question} in \\boxed{}"
     assert (
-        "\\boxed{}" in PROMPTS["reinforce_ada_tinker"].user
+        "\\boxed{}" in PROMPTS["reinforce_ada"].user
         and "\\boxed{answer here}" in PROMPTS["r1_zero_boxed"].user
     )
     with pytest.raises(ValueError, match="is no format string"):

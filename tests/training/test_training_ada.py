@@ -1,5 +1,7 @@
 """Reinforce-Ada from pool to update: both drivers, against plain Python."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -58,11 +60,9 @@ def advantages_by_hand(group, config):
     o = config.objective
     p = float(group.correct.mean())
     if len(group) == 1:
-        value = [
-            float(group.rewards[0]) - float(group.estimates[0])
-            if o.singleton == "estimate"
-            else 0.0
-        ]
+        reward = float(group.rewards[0])
+        baselines = {"zero": reward, "estimate": float(group.estimates[0]), "reward": 0.0}
+        value = [reward - baselines[o.singleton]]
     else:
         rows = (
             kept_by_hand(group, config.rule.n)
@@ -267,6 +267,10 @@ def test_an_only_sample_is_measured_against_history():
     assert build.build_selector(config)(one)[1] == pytest.approx([(1 - 0.25) / 0.5])
     config.objective.singleton = "zero"
     assert build.build_selector(config)(one)[1].tolist() == [0]
+    released = build.build_selector(small("ada_est_ema_released"))
+    assert released(one)[1].tolist() == [1]
+    wrong = dataclasses.replace(one, rewards=np.zeros(1), correct=np.zeros(1, bool))
+    assert released(wrong)[1].tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -288,6 +292,11 @@ def test_an_only_sample_is_measured_against_history():
         ("rule.n_min", 9, "Allocated.n .8, the average. must lie between n_min .9. and n_max .32."),
         ("driver.screening", "fixed", "config.driver.screening='missing'"),
         ("estimate.decay", 0.0, "config.estimate.decay must be in .0, 1."),
+        (
+            "objective.advantage",
+            "pool_std",
+            "config.objective.singleton='estimate' needs config.objective.advantage='pool'",
+        ),
     ],
 )
 def test_impossible_settings_name_the_field(path, value, message):

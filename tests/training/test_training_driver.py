@@ -316,6 +316,25 @@ def test_fixed_screening_continued_at_once_is_algorithm_2():
     assert all(sum(first == 0 for _, first, _ in call) == 16 for call in generator.calls)
 
 
+def test_refilling_by_fixed_calls_is_that_of_verl():
+    """Calls of one batch each, one after the other; what completes beyond it is dropped."""
+    rule = Dynamic(6)
+    driver, generator = make(
+        rule, size=4000, max_age=0, screening="fixed", groups=4, screen_prompts=4
+    )
+    visit = 0
+    for step in range(20):
+        kept = []
+        while len(kept) < 4:
+            call = range(visit, visit + 4)
+            visit += 4
+            kept += [v for v in call if 0 < sum(outcome(v, i) for i in range(6)) < 6]
+        groups, report = take(driver, step)
+        assert [g.prompt.visit for g in groups] == kept[:4]
+        assert all((g.versions == step).all() for g in groups)
+    assert len(generator.calls) == visit // 4 and all(len(call) == 4 for call in generator.calls)
+
+
 def test_schedules_trade_age_for_calls(capsys):
     """The table of rl_speed/rollout/README.md: the settings of SPEED's section 5, made-up pass
     rates (`outcome`).

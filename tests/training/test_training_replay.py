@@ -208,6 +208,23 @@ def test_prefixes_are_scored_before_the_update_only_where_it_comes_too_late(chan
     assert scores_batch(config) == passes
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_as_released_the_cache_stays_and_log_probs_have_a_temperature_of_their_own(
+    temperature, tmp_path
+):
+    config = small("rpo_grpo_released", 2)
+    config.sampler.temperature = 0.7
+    config.objective.old_logprobs = "recompute"
+    config.objective.logprob_temperature = temperature
+    Trainer(config, tmp_path).run()
+    first, last = read_lines(tmp_path / "metrics.jsonl")
+    assert first["replay/tokens"] == last["replay/tokens"] > 0
+    assert last["replay/age_mean"] > first["replay/age_mean"]
+    for record in (first, last):
+        assert record["train/ratio"] == pytest.approx(1, abs=1e-5)
+        assert (record["train/behaviour_gap"] > 1e-4) == (temperature == 1)
+
+
 class Recorder:
     """A generator of responses of three tokens behind whatever is replayed."""
 

