@@ -558,7 +558,7 @@ def refuses(url):
         httpx.get(f"{url}/health", timeout=1)
     except httpx.ConnectError:
         return True
-    except httpx.TimeoutException:
+    except httpx.TransportError:  # it is about to: no answer, or a connection that it ends
         pass
     return False
 

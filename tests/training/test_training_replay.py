@@ -440,7 +440,11 @@ def clean(record):
     "method, changes",
     [
         ("rpo_speed_rloo", {"driver.depth": 1, "replay.per_sample": True}),
-        ("rpo_speed_rloo", {"driver.where": "in_loop", "replay.per_sample": True}),
+        pytest.param(
+            "rpo_speed_rloo",
+            {"driver.where": "in_loop", "replay.per_sample": True},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "rpo_dapo", {"replay.start": "empty", "replay.max_new": 6}, marks=pytest.mark.slow
         ),
@@ -493,7 +497,11 @@ def test_impossible_settings_name_the_field(path, value, message):
 
 @pytest.mark.parametrize(
     "mask_prefix, mesh",
-    [(True, {}), (False, {}), pytest.param(True, {"data": 2}, marks=pytest.mark.slow)],
+    [
+        (True, {}),
+        pytest.param(False, {}, marks=pytest.mark.slow),
+        pytest.param(True, {"data": 2}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_fused_step_replays_as_the_host_does(mask_prefix, mesh):
