@@ -23,6 +23,7 @@ speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO         
 speed_dapo             SPEED with DAPO's objective (the same paper)                                                  0.569
 speed_grpo             SPEED with GRPO's objective
 speed_dr_grpo          SPEED with Dr. GRPO's objective
+speed_ppo              SPEED with that PPO
 speed_reinforce        SPEED with REINFORCE
 speed_reinforce_pp     SPEED with REINFORCE++
 rloo                   RLOO (Ahmadian et al., arXiv 2402.14740)                                                      0.560
@@ -33,6 +34,7 @@ ngrpo                  NGRPO (Nan et al.): GRPO with one more reward of 1 in eac
 dr_grpo                Dr. GRPO (arXiv 2503.20783)
 gspo                   GSPO, ratios of whole samples (Zheng et al., arXiv 2507.18071)
 cispo                  CISPO, clipped weights (MiniMax-M1, arXiv 2506.13585)
+ppo                    PPO; its critic is the value head of estimates, a value a prompt
 reinforce              REINFORCE with the batch's mean as baseline
 reinforce_pp           REINFORCE++ (Hu et al., arXiv 2501.03262)                                                     0.565
 dapo                   DAPO (arXiv 2503.14476)                                                                       0.569

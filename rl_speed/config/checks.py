@@ -677,6 +677,7 @@ def _check_pools(c: "Config") -> None:
         for name, used in (
             ("objective.weight_from='estimate'", o.weight_from == "estimate"),
             ("objective.singleton='estimate'", o.singleton == "estimate"),
+            ("objective.advantage='value'", o.advantage == "value"),
         )
         if used
     ]

@@ -4,10 +4,10 @@ A config picks one; `compare` runs several from one start. A name without a suff
 `_paper` and `_released` follow the paper and its authors' code. `BASELINES` names what to compare a
 method with.
 
-PPO with a critic, one of the SPEED paper's base algorithms, is not here. Only its clipped loss is
-(`objectives.Ppo`), with group advantages. Of the methods that Xiong et al. name in Table 1, RL-ZVP
-is not, because its coefficient is in none of our sources, nor is the two-stage allocation of Yao et
-al.: it divides a batch by gradient norms of all its prompts, and a rule decides prompt by prompt.
+The critic of "ppo" is the value head of `estimates`: one value a prompt, from before the visit, and
+none for later tokens (gamma = lambda = 1). Of the methods in Table 1 of Xiong et al. two are not
+here: RL-ZVP, because its coefficient is in none of our sources, and the two-stage allocation of Yao
+et al., which divides a batch by gradient norms of all its prompts; a rule decides prompt by prompt.
 """
 
 import copy
@@ -137,6 +137,14 @@ _FORECAST = {
     "driver.prefetch": False,
 }
 
+# PPO with a critic, one of the SPEED paper's base algorithms.
+_PPO = {
+    **_GRPO,
+    "objective.advantage": "value",
+    "objective.aggregation": "token_mean",
+    "estimate.kind": "value",
+}
+
 METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
     "grpo": _UNIFORM | _GRPO,
@@ -148,6 +156,7 @@ METHODS: dict[str, dict[str, object]] = {
     "cispo": _UNIFORM | _CISPO,
     "reinforce": _UNIFORM | _REINFORCE,
     "reinforce_pp": _UNIFORM | _REINFORCE_PP,
+    "ppo": _UNIFORM | _PPO,
     "dapo": _DYNAMIC | _DAPO,
     "band_grpo": _BAND | _GRPO,
     "speed_rloo": _SPEED | _RLOO,
@@ -156,6 +165,7 @@ METHODS: dict[str, dict[str, object]] = {
     "speed_dr_grpo": _SPEED | _DR_GRPO,
     "speed_reinforce": _SPEED | _REINFORCE,
     "speed_reinforce_pp": _SPEED | _REINFORCE_PP,
+    "speed_ppo": _SPEED | _PPO,
     "ada_seq_pos": _POS,
     "ada_seq_pos_paper": _POS | _SEQ_PAPER,
     "ada_seq_balance": _BALANCE,
@@ -188,6 +198,7 @@ BASELINES: dict[str, str] = {
     "speed_dr_grpo": "dr_grpo",
     "speed_reinforce": "reinforce",
     "speed_reinforce_pp": "reinforce_pp",
+    "speed_ppo": "ppo",
     "rpo_speed_rloo": "speed_rloo",
     "forecast_rloo": "rloo",
     "forecast_dapo": "grpo_dapo_loss",

@@ -242,8 +242,8 @@ def _made_loss(kind: Any, present: LossFn) -> LossFn:
 @dataclass(unsafe_hash=True)
 class Objective:
     # Computed from the samples trained on; pool: r - the mean over all samples of the prompt, times
-    # the prompt's weight; pool_std: also divided by their std. A function of yours is an
-    # `objectives.AdvantageFn`.
+    # the prompt's weight; pool_std: also divided by their std; value: r - the estimate from before
+    # the visit. A function of yours is an `objectives.AdvantageFn`.
     advantage: str = one_of(ADVANTAGES, *POOL_ADVANTAGES, function=True)
     # pool: weight f'(p) of a prompt; power: weight_power p^(weight_power - 1).
     weight: str = one_of("none", "inv_p", "inv_sqrt_p", "power")

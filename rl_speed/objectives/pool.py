@@ -22,7 +22,8 @@ from rl_speed.objectives import advantages
 
 WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
 # Advantages from all samples of a prompt, trained on or not; the second is divided by their std.
-POOL_ADVANTAGES = ("pool", "pool_std")
+# The third compares each sample with an estimate from before the visit, such as a critic's.
+POOL_ADVANTAGES = ("pool", "pool_std", "value")
 DOWNSAMPLE_CORRECTIONS = ("none", "importance")
 ORDERS = ("first", "random")
 
@@ -202,6 +203,7 @@ def pool_advantages(
     downsample_correction: str = "none",
     p_hat=None,
     singleton_baseline=None,
+    baseline=None,
     eps=1e-6,
 ) -> jax.Array:
     """Advantages of the kept rows from the statistics of whole pools, f32[R]; 0 for all other rows.
@@ -217,6 +219,7 @@ def pool_advantages(
       singleton_baseline: f[G], baseline of a pool of one row, such as an estimate from earlier
         visits, or 0 (Reinforce-Ada-Est as released); None: such a row gets 0. Not with
         `normalise`, because one row has no std.
+      baseline: f[G], independent of these rewards, in place of every pool's mean.
       downsample_correction: "importance" scales a class by its share of the pool over its share of
         the kept rows. That undoes the balance (the mean over kept rows is then that over the pool,
         if a mixed pool keeps both classes), but not the effect of stopping on the pool. No released
@@ -227,7 +230,8 @@ def pool_advantages(
         and numbers as in `prompt_weights`.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
-    for name, value in (("p_hat", p_hat), ("singleton_baseline", singleton_baseline)):
+    of_groups = {"p_hat": p_hat, "singleton_baseline": singleton_baseline, "baseline": baseline}
+    for name, value in of_groups.items():
         if value is not None and jnp.shape(value) != (num_groups,):
             raise ValueError(f"{name} must have shape {(num_groups,)}; got {jnp.shape(value)}")
     if normalise and singleton_baseline is not None:
@@ -240,12 +244,14 @@ def pool_advantages(
             f"downsample_correction must be one of {', '.join(DOWNSAMPLE_CORRECTIONS)}; got "
             f"{downsample_correction!r}"
         )
-    if normalise:
+    valid_R = (group_ids >= 0) & (group_ids < num_groups)
+    group_R = jnp.clip(group_ids, 0, num_groups - 1)
+    if baseline is not None:
+        value_R = jnp.where(valid_R, rewards, 0.0) - jnp.asarray(baseline)[group_R]
+    elif normalise:
         value_R = advantages.grpo(rewards, group_ids, num_groups, eps)
     else:
         value_R = advantages.dr_grpo(rewards, group_ids, num_groups)
-    valid_R = (group_ids >= 0) & (group_ids < num_groups)
-    group_R = jnp.clip(group_ids, 0, num_groups - 1)
     pool_G, positives_G = (_count(x, group_ids, num_groups) for x in (valid_R, correct))
     if singleton_baseline is not None:
         alone_R = valid_R & (pool_G == 1)[group_R]

@@ -87,6 +87,7 @@ def choose(
         downsample_correction=o.downsample_correction,
         p_hat=estimates if o.weight_from == "estimate" else None,
         singleton_baseline=baselines[o.singleton],
+        baseline=estimates if o.advantage == "value" else None,
     )
 
 

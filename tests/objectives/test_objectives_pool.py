@@ -261,3 +261,14 @@ def test_errors_name_the_argument():
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_critic_s_value_is_compared_with_every_sample():
+    right, ids, _ = pools(0)
+    values = np.random.default_rng(1).random(G).astype(np.float32)
+    kept = np.random.default_rng(2).random(R) < 0.8
+    got = objectives.pool_advantages(right, right, ids, G, kept, baseline=values)
+    want = np.where(kept & (ids >= 0), right - values[ids], 0)
+    np.testing.assert_allclose(got, want, atol=1e-7)  # the singleton and constant pools, too
+    with pytest.raises(ValueError, match="baseline must have shape .9,.; got .8,."):
+        objectives.pool_advantages(right, right, ids, G, kept, baseline=values[:8])
