@@ -2,9 +2,9 @@
 
     python experiments/minimal.py [--steps=60] [--seed=0]        # under a minute on two cores
 
-It is the default path of experiments/train.py. The method is `Speed.decide` (sampling/rules.py):
-prompts are screened with 4 samples each; those neither always nor never solved get 20 more, in a
-call that also screens the next ones. A step makes one RLOO update on 16 such groups.
+It is the default path of experiments/train.py without warm-up and with padded rows. `Speed.decide`
+(sampling/rules.py) is the method: prompts get 4 samples each; those neither always nor never solved
+get 20 more, in a call that also screens the next ones. A step trains once on 16 such groups.
 """
 
 import argparse
