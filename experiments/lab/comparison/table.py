@@ -151,6 +151,10 @@ def predictions(
         theirs = phases(base, target)
         samples = mine.samples_per_group / reference.samples_per_group
         step = (theirs["generate"] * samples + ours["step"] - ours["generate"]) / theirs["step"]
+        # In samples of a group for each that is trained on.
+        ratio = members[0].ratio
+        drawn, theirs_drawn = (x.samples_per_group / (n_init + n_cont) for x in (mine, reference))
+        modelled = (ratio * drawn + 1) / (ratio * theirs_drawn + 1)
         more = optimizer_steps(members) / optimizer_steps(base)
         steps = {"sgd": more, "adam_wide": math.sqrt(more)}
         screening = {
@@ -172,6 +176,7 @@ def predictions(
                 "of_screening": screening,
                 "of_optimizer_steps": steps,
                 "progress_per_step": {name: screening[name] * steps[name] for name in steps},
+                "modelled": {name: screening[name] * steps[name] / modelled for name in steps},
                 "wall_clock": {name: screening[name] * steps[name] / step for name in steps},
             }
         )
@@ -276,9 +281,9 @@ def markdown(
                 "| method over baseline | acceptance | samples a step, predicted / measured | "
                 "seconds a step, predicted / measured | by screening, noise-limited / SGD | by "
                 "optimizer steps, noise-limited / SGD | RL steps, noise-limited / SGD / measured | "
-                "wall-clock, noise-limited / SGD / measured |"
+                "T, noise-limited / SGD / measured | wall-clock, noise-limited / SGD / measured |"
             ),
-            "|---" * 8 + "|",
+            "|---" * 9 + "|",
         ]
         measured = {row["method"]: row for row in rows}
         for p in predicted:
@@ -290,7 +295,11 @@ def markdown(
                 f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f}"
                 for name in ("of_screening", "of_optimizer_steps")
             ]
-            for name, axis in (("progress_per_step", "step"), ("wall_clock", "train_s")):
+            for name, axis in (
+                ("progress_per_step", "step"),
+                ("modelled", "modelled"),
+                ("wall_clock", "train_s"),
+            ):
                 got = measured[p["method"]][axis].get("speedup")
                 cells.append(
                     f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f} / "

@@ -199,6 +199,10 @@ def test_predictions_use_the_baselines_phases_and_theory(runs):
         table.time_to_target(runs, 0.46), 0.46, 0.3, [row], {}, "command", "machine"
     )
     assert f"{theory['speed'].sgd / theory['uniform'].sgd:.2f} / 3.00 |" in text
+    # rloo draws what it trains on; with 2 : 1 its step is 3 parts.
+    assert row["modelled"]["sgd"] == pytest.approx(
+        row["progress_per_step"]["sgd"] * 3 / (2 * samples + 1)
+    )
     assert row["wall_clock"]["sgd"] == pytest.approx(
         row["progress_per_step"]["sgd"] / row["step_seconds_ratio"]["predicted"]
     )
