@@ -62,8 +62,9 @@ class Pieces:
         return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens, kernel)
 
     def loss(self, params: Any, batch: SFTBatch, gradient: bool) -> tuple[Array, Any, Array]:
-        """Returns (sum of -log p over the tokens to learn, in nats, f32[]; its gradient, a tree from
-        `policy.transformer.trainable`, or None; number of computed tokens with padding, f32[]).
+        """Returns (loss, gradient, computed): the sum of -log p over the tokens to learn, in nats,
+        f32[]; its gradient, a tree from `policy.transformer.trainable`, or None; the number of
+        computed tokens, padding included, f32[].
         """
         # A row's first token has no log-prob: no token comes before it.
         learned = batch.mask[:, 1:]
