@@ -57,11 +57,10 @@ def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
     """Builds the trainer of a supervised run, up to the first update.
 
     Args:
-      out: folder of the exported policy.
       workdir: folder of the run. Empty: OUT.run if `data.train` is set, otherwise no workdir.
 
-    Raises ValueError (including DataError), OSError or CheckpointError, with a one-line message
-    that names the setting, or the file and line.
+    Raises ValueError (including DataError), OSError or CheckpointError: one line that names the
+    setting, or the file and line.
     """
     config.validate()
     require_replaceable(out)
@@ -93,7 +92,7 @@ def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
 def explain_out_of_memory(
     config: SFTConfig, error: Exception, workdir: str = "", layout: Layout | None = None
 ) -> str:
-    """Returns the out-of-memory message: the run's memory per device by part, and settings to turn
+    """Out-of-memory message: the run's memory per device by part, and settings to turn
     down. `layout` is the shape of its batches, if known.
     """
     m = config.model
@@ -144,7 +143,7 @@ def explain_out_of_memory(
 
 
 def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
-    """Returns the model configuration of a new embedded policy."""
+    """Model configuration of a new embedded policy."""
     task = POLICIES[config.model.path]
     return ModelConfig(
         vocab_size=len(task.vocabulary),
@@ -342,8 +341,6 @@ def build_answers(
     The evaluation, (params, stop) -> metrics or None, samples `evaluation.samples` answers to each
     held-out question with a gold answer and judges them by math-verify. A response has at most
     `examples.max_length` tokens minus the longest prompt's.
-
-    Raises ValueError if no held-out question has a gold answer.
     """
     questions = {e.question: e for e in held if e.answer}.values()
     if not questions:

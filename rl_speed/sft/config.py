@@ -28,11 +28,11 @@ class Data:
     # Training rows, in any form of sft/forms.py, from files as in RL training (a folder, a pattern,
     # or several separated by commas); "": demonstrations of an embedded task, for a new policy.
     train: str = ""
-    eval: str = ""  # held-out rows, likewise ("": examples.eval_share of train)
-    # As in training ("": chat, or {question}= for the embedded task; a text `prompt` and its
-    # `completion` are used as they are). Turns always go through the chat template.
+    eval: str = ""  # held-out rows, as train ("": examples.eval_share of train)
+    # Prompt format, as in RL training ("": chat, or {question}= for the embedded task; a text
+    # `prompt` and its `completion` are used unchanged). Turns always go through the chat template.
     prompt: str = ""
-    on_bad_row: str = one_of("error", "skip")  # a row with nothing to learn is bad, too
+    on_bad_row: str = one_of("error", "skip")  # a row with nothing to learn is bad
     question_field: str = ""  # as in training
     eval_question_field: str = ""
 
@@ -41,7 +41,7 @@ class Data:
 class Examples:
     max_length: int = 1024  # tokens; longer examples are dropped and counted
     eval_share: float = 0.05  # of the questions, held out by a hash of their text (0: none)
-    epochs: int = 0  # passes over the examples (0: 3, or as training.steps says)
+    epochs: int = 0  # passes over the examples (0: by training.steps, or else 3)
     batch: int = 128  # examples of an update
 
 
@@ -56,14 +56,14 @@ class Optimizer(schema.Optimizer):
 
 @dataclass
 class Training:
-    steps: int = 0  # updates (0: by examples.epochs; an embedded task's own number)
+    steps: int = 0  # updates (0: by examples.epochs, or an embedded task's default)
     micro_tokens: int = 0  # as in training
 
 
 @dataclass
 class Evaluation:
     every: int = 250  # updates; 0: before the first and after the last
-    samples: int = 0  # answers to each held-out question, judged by math-verify (0: only the loss)
+    samples: int = 0  # answers per held-out question, judged by math-verify (0: only the loss)
     temperature: float = 0.0  # 0 is greedy
 
 
@@ -77,7 +77,7 @@ class Checkpoints:
 class Logging:
     progress: bool = True
     tensorboard: bool = True  # event files in workdir/tensorboard
-    export_dtype: str = one_of(AS_READ, *STORED_DTYPES)  # of the weights in --out, as in training
+    export_dtype: str = one_of(AS_READ, *STORED_DTYPES)  # dtype of the weights in --out
 
 
 @dataclass
@@ -86,7 +86,7 @@ class SFTConfig:
     trains a new policy for that task.
     """
 
-    seed: int = 0  # of new weights and of the order of examples
+    seed: int = 0  # seed of new weights and of the order of examples
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     examples: Examples = field(default_factory=Examples)

@@ -73,10 +73,6 @@ def encode_example(
     A solution may end with end tokens written as text. `closing` replaces them; if it is empty, one
     of them stays. `inside` encodes end tokens elsewhere in the solution as plain text.
 
-    Args:
-      encode: question -> token ids of its prompt.
-      ends: ids that end a response; the first closes a solution that has none.
-
     Raises ValueError if the prompt has no token.
     """
     prompt = np.asarray(row.encoded(encode), np.int32)
@@ -213,5 +209,5 @@ class Layout:
 
 
 def make_layout(size: int, examples: Iterable[Example], shards: int) -> Layout:
-    """Returns the layout for batches of `size` of these examples over `shards` row shards."""
+    """Layout for batches of `size` of these examples over `shards` row shards."""
     return Layout(-(-size // shards) * shards, max(map(len, examples)))

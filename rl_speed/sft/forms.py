@@ -57,7 +57,7 @@ def read_form(
         for name, value in (item.items() if isinstance(item, dict) else ())
     }
     if values.get("tools"):
-        raise DataError("'tools' are not read: remove rows of conversations with tools")
+        raise DataError("'tools' are not read: remove this row, or set config.data.on_bad_row=skip")
     named = fields.question.lower()
     if named in values and _has_assistant(parsed(values[named], named)):
         return _conversation(item, values, where, (named,))
@@ -65,7 +65,7 @@ def read_form(
         row, left = read_row(item, where, fields, answers=False)
         if row.solution:
             return row, left
-        error = DataError('no "solution", and "answer" is none as in GSM8K (ends in "#### 42")')
+        error = DataError('no "solution", and "answer" has none as in GSM8K (ends in "#### 42")')
     except DataError as found:
         error = found
     if name := next((name for name in _CONVERSATIONS if values.get(name) is not None), ""):
@@ -80,7 +80,7 @@ def read_form(
         return _text(item, where, pair, prompt, completion)
     if isinstance(values.get("text"), str):
         return _text(item, where, ("text",), "", values["text"])
-    raise DataError(f"{error}; nor has it 'messages', 'prompt' with 'completion', or 'text'")
+    raise DataError(f"{error}; it needs one, or 'messages', 'prompt' with 'completion', or 'text'")
 
 
 def read_examples(

@@ -57,7 +57,6 @@ class Pieces:
     head_chunk: int | None = None
 
     def shape(self, rows: int, length: int) -> PieceShape:
-        """Returns the shape of the pieces of a batch of `rows` rows of `length` tokens."""
         kernel = attention_kernel(self.model)
         return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens, kernel)
 

@@ -176,8 +176,6 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
 def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
     """Reads the policy of `config.model.path` onto the training mesh. Its decoder is for the
     generation mesh (None: the training mesh).
-
-    Raises ValueError if the path is a file instead of a directory.
     """
     directory = policy_directory(config)
     if Path(directory).is_file():
@@ -275,12 +273,10 @@ def policy_directory(config: Config, weights: bool = True) -> str:
 def build_data(
     config: Config, tokenizer: Any, report: Path | None = None
 ) -> tuple[PromptStream, dict[str, HeldOutSet]]:
-    """Loads or generates the data of the configured task. Returns (the training stream, held-out
-    sets by name); a single set may have the name "".
+    """Loads or generates the data of a run. Returns (the training stream, held-out sets by name); a
+    single set may have the name "".
 
-    Args:
-      report: file for the counts of questions that were kept and left out, which are also logged;
-        None: no file. Only task "jsonl" has a report.
+    Questions left out while loading are counted, logged, and written to the file `report`.
     """
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
@@ -376,7 +372,7 @@ def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
 
 
 def reward_fields(reward: Reward) -> dict[str, Any]:
-    """Returns the row fields that the user's reward functions need, as arguments of `Fields`."""
+    """Row fields that the user's reward functions need, as arguments of `Fields`."""
     own = is_function(reward.verifier)
     functions = [reward.verifier] if own else []
     functions += [extra.function for extra in parse_extra(reward.extra)]
@@ -388,7 +384,7 @@ def reward_fields(reward: Reward) -> dict[str, Any]:
 
 
 def evaluation_fields(data: Data, needed: Mapping[str, Any] = {}) -> Fields:
-    """Returns the field names of evaluation files, which may differ from those of the training
+    """Field names of evaluation files, which may differ from those of the training
     file.
 
     Args:
@@ -468,7 +464,7 @@ def read_data(
 
 
 def limits(reward: Reward) -> dict[str, float | int | None]:
-    """Returns the configured limits of scoring one response in a worker, as arguments of
+    """Configured limits of scoring one response in a worker, as arguments of
     `MathVerifier` and `FunctionRewards`.
     """
     return {
@@ -496,12 +492,7 @@ def host_verifier(config: Config, policy: Policy) -> Verifier:
 def build_scorer(
     config: Config, policy: Policy, answer_length: int, hosts: Hosts | None = None
 ) -> RewardScorer:
-    """Builds the configured verifier with the extra rewards for training.
-
-    Args:
-      answer_length: capacity of an answer in tokens.
-      hosts: processes that share the work.
-    """
+    """Builds the configured verifier with the extra training rewards; `hosts` share the work."""
     r = config.reward
     if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
@@ -562,7 +553,7 @@ def in_loop_verifier(
 
 
 def context_length(config: Config) -> int:
-    """Returns the capacity of a context in tokens: a prompt with a replayed prefix. Evaluation has
+    """Capacity of a context in tokens: a prompt with a replayed prefix. Evaluation has
     the same capacity, so that it can be the same program.
     """
     return config.data.max_prompt_length + (
@@ -645,9 +636,7 @@ def build_selector(config: Config) -> PoolSelector | None:
 def build_budgets(
     config: Config, policy: Policy, mesh: Mesh, stream: PromptStream
 ) -> Allocation | None:
-    """Builds the configured estimates of pass rates, or else wraps the stream's forecast; None if
-    there is neither.
-    """
+    """Builds the configured estimates of pass rates, or wraps the stream's forecast; or None."""
     e = config.estimate
     if isinstance(stream.order, ForecastOrder) and e.kind == "none":
         return ForecastScreening(stream.order.forecast, config.rule)
@@ -672,9 +661,7 @@ def build_budgets(
 def build_prefixes(
     config: Config, policy: Policy, prompts: Sequence[Prompt]
 ) -> PrefixSource | None:
-    """Builds the replay cache, empty or read from its file, with the cutting of prefixes; None
-    without replay.
-    """
+    """Builds the replay cache, empty or read from its file, with the cutting of prefixes."""
     r = config.replay
     if r.window == "none":
         return None
@@ -845,7 +832,7 @@ def build_split_step(
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
-    """Builds the configured optimizer. `params` may be abstract."""
+    """Builds the optimizer; `params` may be abstract."""
     o = config.optimizer
     if o.warmup_rl_steps:
         by_rl_step = dataclasses.replace(o, warmup_steps=o.warmup_rl_steps, warmup_rl_steps=0)
@@ -854,7 +841,7 @@ def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation
 
 
 def update_config(config: Config) -> UpdateConfig:
-    """Returns the static settings of the update."""
+    """Static settings of the update."""
     return UpdateConfig(
         groups=config.driver.groups,
         micro_tokens=config.training.micro_tokens,
@@ -868,5 +855,5 @@ def update_config(config: Config) -> UpdateConfig:
 
 
 def longest_answer(prompts: list[Prompt], max_new: int) -> int:
-    """Returns the capacity of an answer in tokens: the longest answer, at least `max_new`."""
+    """Capacity of an answer in tokens: the longest answer, at least `max_new`."""
     return max([max_new] + [len(np.asarray(p.answer_tokens)) for p in prompts])

@@ -37,8 +37,7 @@ class StartCost:
 
     Attributes:
       sampled, correct, truncated: numbers of responses. tokens: sampled tokens.
-      calls: generation calls. seconds: wall-clock time with compilation. score_seconds: part of
-        `seconds` spent scoring.
+      calls: generation calls. seconds: with compilation. score_seconds: of these, for scoring.
     """
 
     sampled: int = 0
@@ -170,7 +169,7 @@ class CacheFile:
     length: float
 
     def text(self) -> str:
-        """A report in words."""
+        """Returns the report as text."""
         lines = [
             f"{self.path}: {self.held:,} of {self.prompts:,} prompts have a response "
             f"({self.resumed:,} had one before, {self.taken:,} come from the other file, "

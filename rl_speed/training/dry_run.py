@@ -67,7 +67,6 @@ class Program:
         Parts of different phases may share memory, such as caches and gradients of a fused step.
       total: XLA's peak (arguments, outputs and temporaries, donated memory once), plus the
         optimizer's state, which stays allocated while other programs run.
-      compile_s: seconds of compilation.
       turn_down: configuration fields that make it smaller, most effective first.
       collectives: communication between devices, by kind. phases: the compiler's estimate of
         phases, if it makes one. kernels: name -> lines of the program that call it.
@@ -98,7 +97,6 @@ class DryRun:
     Attributes:
       one_mesh: whether generation and training run on one mesh.
       limit: memory of a device in bytes; None if unknown.
-      work: sizes of a step; see `describe_work`.
       beside: part -> bytes per device that stay allocated during every program and are in no
         program's total (reference policy).
       vocabulary: size of the policy's vocabulary. end_tokens: ids that end a response. tokenizer:
@@ -129,7 +127,7 @@ class DryRun:
         return self.limit is not None and all(p.total + beside <= self.limit for p in self.programs)
 
     def text(self) -> str:
-        """Returns the report as text."""
+        """Report as text."""
         lines = [
             f"{'policy':<21} {self.parameters:,} parameters",
             f"{'mesh':<21} {self.devices} x {self.device}",
@@ -179,7 +177,7 @@ class DryRun:
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:
-    """Returns the peak bytes per device of a compiled program, by XLA's accounting."""
+    """Peak bytes per device of a compiled program, by XLA's accounting."""
     m = compiled.memory_analysis()
     return (
         m.argument_size_in_bytes
@@ -201,7 +199,7 @@ def refused_bytes(message: str) -> int:
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> Batch:
-    """Returns the largest batch of one optimizer step, as shapes with shardings."""
+    """Largest batch of one optimizer step, as shapes with shardings."""
     rows = config.driver.groups * config.group_size // config.minibatches
     width = config.data.max_prompt_length + config.sampler.max_new
 
@@ -219,7 +217,7 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
 
 
 def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, float]:
-    """Returns computed tokens / held tokens in an update of `rows` rows per device, by distribution
+    """Computed tokens / held tokens in an update of `rows` rows per device, by distribution
     of response lengths. Assumes prompts of full length.
     """
     longest = config.sampler.max_new
@@ -240,7 +238,7 @@ def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, 
 
 
 def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
-    """Returns the candidates of one fused step, as shapes with shardings."""
+    """Candidates of one fused step, as shapes with shardings."""
     given = needs(config.rule, "budgets") or needs(config.rule, "forecast")
     budgets = np.zeros(0, np.int64) if given else None
     estimates = config.estimate.kind != "none" or config.data.order == "forecast"
@@ -254,7 +252,7 @@ def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
 def generation_parts(
     policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int
 ) -> dict[str, int]:
-    """Returns the bytes per device of generation, by part."""
+    """Bytes per device of generation, by part."""
     contexts = generator.capacity[0] // generator.shards
     chunk = generator.config.prefill_chunk
     if chunk:
@@ -270,7 +268,7 @@ def fused_parts(
     mesh: Mesh,
     prompt_length: int,
 ) -> dict[str, int]:
-    """Returns the bytes per device of the fused step, by part: generation, then the update, which
+    """Bytes per device of the fused step, by part: generation, then the update, which
     reuses its memory.
     """
     contexts = min(fused.sampler.context_pool or table.capacity, table.capacity)
@@ -282,7 +280,7 @@ def fused_parts(
 def sampling_parts(
     policy: build.Policy, s: SamplerConfig, contexts: int, mesh: Mesh, prompt_length: int
 ) -> dict[str, int]:
-    """Returns the bytes per device of weights and caches of a sampler with `contexts` prompts per
+    """Bytes per device of weights and caches of a sampler with `contexts` prompts per
     shard. Caches are split over `tensor` if their heads are.
     """
     model = policy.model
@@ -309,7 +307,7 @@ def sampling_parts(
 
 
 def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
-    """Returns the bytes per device of the reference policy's weights, {} if there is none."""
+    """Bytes per device of the reference policy's weights, {} if there is none."""
     return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
 
 
@@ -319,12 +317,12 @@ def dry_run(
     """Compiles every program of a run for abstract weights on the configured mesh, and returns the
     memory that each needs.
 
-    Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path`
-    is that file. Reads no weights or data, and allocates nothing on devices.
+    Reads the policy's config.json, and its tokenizer if `config.model.path` is a directory. Reads
+    no weights or data, and allocates nothing on devices.
 
     Args:
-      target: accelerator to compile for; None: the present devices.
-      say: called with a message before each program is compiled, which may take minutes.
+      target: chips to compile for; None: the present devices.
+      say: called with a message before each compilation, which may take minutes.
 
     Raises ValueError or FileNotFoundError where the run would.
     """
@@ -402,7 +400,7 @@ def dry_run(
 Plan = list[tuple[str, Callable[[], jax.stages.Lowered], dict[str, int], tuple[str, ...]]]
 
 
-# The programs that run on the mesh that generates.
+# Programs that run on the generation mesh.
 DRAWING = ("generation", "evaluation")
 
 
@@ -430,11 +428,7 @@ def plan_split(
     optimizer: Any,
     settings: UpdateConfig,
 ) -> Plan:
-    """Returns the programs of a run with the host driver.
-
-    Args:
-      drawing: result of `generating`.
-    """
+    """Programs of a run with the host driver; `drawing`: see `generating`."""
     generator, held_out, _ = build.build_generators(config, drawing, generation)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     batch = abstract_batch(config, mesh)
@@ -483,7 +477,7 @@ def plan_split(
 def plan_fused(
     config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig
 ) -> Plan:
-    """Returns the programs of a run with a fused step: the step and evaluation."""
+    """Programs of a run with a fused step: the step and evaluation."""
     step, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     length = build.context_length(config)
@@ -504,7 +498,7 @@ def plan_fused(
 
 
 def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, length: int):
-    """Returns the plan entry of evaluation."""
+    """Plan entry of evaluation."""
     return (
         "evaluation",
         lambda: held_out.lower(policy.params),
@@ -514,7 +508,7 @@ def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, lengt
 
 
 def describe_work(config: Config) -> dict[str, float]:
-    """Returns the sizes of a step and of a generation call; upper bounds for a fused step."""
+    """Sizes of a step and of a generation call; upper bounds for a fused step."""
     rule = config.rule
     fused = config.driver.where == "in_loop"
     prompts, samples = capacities(rule, config.driver)
@@ -539,7 +533,7 @@ def describe_work(config: Config) -> dict[str, float]:
 
 
 def explain_out_of_memory(config: Config, error: Exception) -> str:
-    """Returns the message for a device that ran out of memory: the run's memory by part, and the
+    """Message for a device that ran out of memory: the run's memory by part, and the
     fields to turn down.
     """
     mesh, generation = build.build_meshes(config)

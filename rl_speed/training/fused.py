@@ -277,9 +277,8 @@ class Table:
     """Builds tables of static shape from candidates, which are assigned to shards in turn.
 
     Args:
-      mesh: a process builds the tables of its own shards.
-      capacity: candidates per shard.
-      length: capacity of a context in tokens.
+      mesh: a process builds the tables of its own shards. capacity: candidates per shard. length:
+        capacity of a context in tokens.
       encode: prompts -> the verifier's answers, a pytree with one row per prompt; may raise
         ValueError.
       replayed: samples per candidate if samples may start with a replayed prefix, else 0.

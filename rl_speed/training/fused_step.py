@@ -31,13 +31,10 @@ class FusedStep:
     It has the interface of `SplitStep`.
 
     Args:
-      program: the compiled step.
-      table: builds the table of candidates.
-      stream: source of candidates.
-      fused: the program's settings.
-      key: the run's typed root key.
-      groups: groups of a step, over all shards.
-      max_calls: most attempts before a step without any accepted candidate is an error.
+      program: the compiled step. table: builds its candidates. stream: their source. fused: the
+        program's settings.
+      key: the run's typed root key. groups: groups of a step, over all shards.
+      max_calls: most attempts of a step to get any group.
       budgets, prefixes: see `Screening`. Each shard divides the budget of its own prompts. With
         budgets a step takes as many candidates as groups, because every candidate completes.
 
@@ -155,7 +152,7 @@ class FusedStep:
         return state, metrics, rollouts
 
     def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
-        """Returns each prompt's replayed prefixes, or None; [] without a replay cache."""
+        """Each prompt's replayed prefixes, or None; [] without a replay cache."""
         if self.screening.prefixes is None:
             return []
         return [
@@ -171,10 +168,8 @@ class FusedStep:
         trained: int,
         report: StepReport,
     ) -> None:
-        """Adds one attempt to the prompt counts and the report.
-
-        Args:
-          count: candidates used. trained: sampled tokens of the groups trained on.
+        """Adds one attempt, of `count` candidates, to the prompt counts and the report; `trained`:
+        sampled tokens of the groups trained on.
         """
         status = facts["status"]
         done = counts.done
@@ -213,7 +208,7 @@ class FusedStep:
         """
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Returns wasted tokens so far, seconds of the last step in a Python verifier, and metrics
+        """Wasted tokens so far, seconds of the last step in a Python verifier, and metrics
         of screening.
         """
         waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}

@@ -52,7 +52,7 @@ class HeldOut:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Returns the prompts of all sets."""
+        """Prompts of all sets."""
         return [prompt for of in self.sets.values() for prompt in of.prompts]
 
     def measure(
@@ -116,7 +116,7 @@ class HeldOut:
             )
 
     def _settings(self) -> str:
-        """Returns the settings that results depend on, besides the policy."""
+        """Settings that results depend on, besides the policy."""
         c = self._config
         return json.dumps(
             [dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)]
@@ -125,5 +125,5 @@ class HeldOut:
 
 
 def shown(point: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the "eval/" metrics of a point, to log; the step's own metrics have the totals."""
+    """ "eval/" metrics of a point, to log; the step's own metrics have the totals."""
     return {name: value for name, value in point.items() if name.startswith("eval/")}

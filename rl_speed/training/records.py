@@ -13,7 +13,7 @@ from rl_speed.sampling import Rule
 
 
 def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
-    """Returns metrics of a step's rollouts and generation, after `step` updates.
+    """Metrics of a step's rollouts and generation, after `step` updates.
 
     Over the groups trained on, `train/accuracy` is the mean over samples (the batch-level reward of
     Reinforce-Ada) and `train/accuracy_prompts` the mean over prompts (its prompt-level reward). By
@@ -52,7 +52,7 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
 
 
 def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
-    """Returns "round/..." metrics of the groups trained on, from `rule.round_counts`; {} for a rule
+    """ "round/..." metrics of the groups trained on, from `rule.round_counts`; {} for a rule
     without it.
 
     With `on_unresolved="keep"` all sampled groups are trained on (Reinforce-Ada, Figure 5, lower
@@ -88,7 +88,7 @@ def rollout_record(
 
 
 def progress_text(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of the progress bar: the latest step and held-out evaluation."""
+    """Text of the progress bar: the latest step and held-out evaluation."""
     held = ""
     if points:
         last = points[-1]

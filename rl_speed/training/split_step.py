@@ -46,8 +46,7 @@ class SplitStep:
       driver: generates and scores samples, and applies the rule.
       select: chooses the samples of a group to train on; None: all.
       update, advantages, score: from `make_update`, `make_advantages` and `make_score`.
-      mesh: the training mesh.
-      reference: the reference policy of a KL penalty, if any.
+      mesh: the training mesh. reference: the reference policy of a KL penalty, if any.
       transfer: moves weights to the generation mesh; None: it is the training mesh.
     """
 
@@ -269,7 +268,7 @@ class SplitStep:
         return state, {**mean, "empty_minibatches": empty}
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Returns metrics of the driver and of the transfer of weights."""
+        """Metrics of the driver and of the transfer of weights."""
         sent = (
             {}
             if self._transfer is None
@@ -281,7 +280,7 @@ class SplitStep:
         return {**sent, **self.driver.metrics(version)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the driver and the groups drawn for the next step."""
+        """State of the driver and the groups drawn for the next step."""
         ready = {}
         if self._ready is not None:
             rollouts, report = self._ready

@@ -56,11 +56,7 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
 def make_order(
     config: Config, prompts: Sequence[Prompt], table: dict[str, float]
 ) -> EpochOrder | AdaptiveOrder:
-    """Builds the order that `config.data.order` names.
-
-    Args:
-      table: pass rates by prompt id, for "schedule".
-    """
+    """Builds the order `config.data.order`; `table` has the pass rates, for "schedule"."""
     d = config.data
     size = len(prompts)
     seed = config.seed
