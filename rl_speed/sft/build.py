@@ -1,4 +1,4 @@
-"""Setup of a supervised run from a configuration: policy, examples, batch layout, evaluation."""
+"""Builds a supervised run from its configuration: policy, examples, batch layout, evaluation."""
 
 import hashlib
 import json
@@ -54,13 +54,13 @@ log = logging.getLogger(__name__)
 
 
 def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
-    """Prepare everything up to the first update.
+    """Builds the trainer of a supervised run, up to the first update.
 
     Args:
-      workdir: where the run is written; "": beside `out` for the user's data, else nowhere.
+      workdir: folder of the run. Empty: OUT.run if `data.train` is set, otherwise no workdir.
 
-    Raises: ValueError (including DataError), OSError, CheckpointError: one line, with the setting
-    or the file and line.
+    Raises ValueError (including DataError), OSError or CheckpointError: one line that names the
+    setting, or the file and line.
     """
     config.validate()
     require_replaceable(out)
@@ -69,19 +69,20 @@ def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
     workdir = workdir or (f"{out.rstrip('/')}.run" if config.data.train else "")
     if workdir and Path(out).resolve() in (inside := Path(workdir).resolve(), *inside.parents):
         raise ValueError(
-            f"--workdir={workdir} must not be --out or in it, which is replaced as a "
-            "whole at the end"
+            f"--workdir={workdir} must not be --out or in it, because the run replaces the whole "
+            "folder --out at its end. Choose another --workdir"
         )
     if folder := config.checkpoints.dir:
         if not workdir:
             raise ValueError(
-                f"config.checkpoints.dir={folder!r} needs --workdir: this run keeps no checkpoints"
+                f"config.checkpoints.dir={folder!r} needs --workdir: a run without one saves no "
+                "checkpoints. Add --workdir"
             )
         local = Path(folder).resolve()
         if Path(out).resolve() in (local, *local.parents):
             raise ValueError(
-                f"config.checkpoints.dir={folder!r} must not be --out or in it, which is replaced "
-                "as a whole at the end"
+                f"config.checkpoints.dir={folder!r} must not be --out or in it, because the run "
+                "replaces the whole folder --out at its end. Choose another folder"
             )
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     parts = (from_files if config.data.train else from_nothing)(config, mesh)
@@ -91,8 +92,9 @@ def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
 def explain_out_of_memory(
     config: SFTConfig, error: Exception, workdir: str = "", layout: Layout | None = None
 ) -> str:
-    """Out-of-memory message: the run's memory on a device by part, and settings to turn down.
-    `layout`: of its rows, if known."""
+    """Out-of-memory message: the run's memory per device by part, and settings to turn
+    down. `layout` is the shape of its batches, if known.
+    """
     m = config.model
     e = config.examples
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -134,15 +136,14 @@ def explain_out_of_memory(
             )
         )
     last = (
-        "what was saved is whole: the same command with other values of these goes on from "
-        "there, but for config.examples.max_length and config.model.compute_dtype, which make "
-        "it another run"
+        "the same command with other values of these continues from the last checkpoint; other "
+        "values of config.examples.max_length or config.model.compute_dtype need another workdir"
     )
     return explain(error, parts, last if workdir or config.data.train else "")
 
 
 def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
-    """The shape of a new embedded policy on the mesh."""
+    """Model configuration of a new embedded policy."""
     task = POLICIES[config.model.path]
     return ModelConfig(
         vocab_size=len(task.vocabulary),
@@ -157,12 +158,12 @@ def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
 
 
 def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
-    """A new policy on demonstrations of its task, which never repeat."""
+    """Builds a run of a new policy on demonstrations of its task, which never repeat."""
     task = POLICIES[config.model.path]
     model = new_model(config, mesh)
     size = config.examples.batch
     with tempfile.TemporaryDirectory() as directory:
-        # Through files, so training encodes exactly as every later user of the directory.
+        # Goes through files, so that training encodes exactly like later users of the directory.
         task.save_tokenizer(directory)
         (Path(directory) / "config.json").write_text(json.dumps(model.to_hf()))
         tokenizer = load_tokenizer(directory)
@@ -194,14 +195,14 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
 
 
 def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
-    """A policy from a Hugging Face directory on the rows of a file."""
+    """Builds a run of a policy from a Hugging Face directory on the rows of files."""
     e = config.examples
     steps = config.training.steps
     path = model_directory(config.model.path, weights=False)
     tokenizer = load_tokenizer(path)
     ends = learned_ends(config, tokenizer, path)
     examples, held, counts = read_data(config, tokenizer, ends)
-    # Data first: weights take minutes to read, and a row error may appear within a second.
+    # Reads data before weights: weights take minutes, and a bad row may be found within a second.
     path = model_directory(config.model.path)
     params, model = load_hf(
         path, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
@@ -209,8 +210,8 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     model = fit_vocabulary(model, tokenizer, ends, path)
     if (longest := max(map(len, examples + held))) > model.max_position:
         raise ValueError(
-            f"an example has {longest} tokens, and {path} was made for "
-            f"{model.max_position} positions; lower config.examples.max_length"
+            f"an example has {longest} tokens, but {path} has only {model.max_position} "
+            f"positions; lower config.examples.max_length to {model.max_position}"
         )
     epochs = e.epochs or (0 if steps else 3)
     schedule = Schedule(len(examples), e.batch, config.seed, epochs)
@@ -258,8 +259,8 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
 
 
 def learned_ends(config: SFTConfig, tokenizer: Any, path: str) -> tuple[int, ...]:
-    """Ids that end a response. The first closes a solution: the chat template's token after an
-    assistant turn; for other prompts the tokenizer's end token.
+    """Returns the ids that end a response. The first one closes solutions: the token that the chat
+    template writes after an assistant turn, or for other prompts the tokenizer's end token.
     """
     chat = prompt_format(config.data.prompt or "chat").chat
     closing = response_end(tokenizer)[-1:] if chat else ()
@@ -267,8 +268,8 @@ def learned_ends(config: SFTConfig, tokenizer: Any, path: str) -> tuple[int, ...
     ends = end_token_ids(path, tokenizer, config.model.end_tokens)
     if closing and closing[0] not in ends:
         log.warning(
-            "%s: solutions end with %s (id %d), as the chat template closes a turn; it becomes an "
-            "end token of the policy",
+            "%s: solutions end with %s (id %d), because the chat template closes turns with it; it "
+            "becomes an end token of the policy",
             path,
             tokenizer.convert_ids_to_tokens(closing[0]),
             closing[0],
@@ -279,7 +280,7 @@ def learned_ends(config: SFTConfig, tokenizer: Any, path: str) -> tuple[int, ...
 def read_data(
     config: SFTConfig, tokenizer: Any, ends: Sequence[int]
 ) -> tuple[list[Example], list[Example], dict[str, Any]]:
-    """(training examples, held-out examples, row counts and a hash of the training data)."""
+    """Reads (training examples, held-out examples, row counts and a hash of the training data)."""
     d = config.data
     counts = {}
 
@@ -302,7 +303,11 @@ def read_data(
             "eval_",
         )
         if shared := {e.question for e in held} & {e.question for e in examples}:
-            log.warning("%d questions of %s are trained on, too", len(shared), d.eval)
+            log.warning(
+                "%d questions of config.data.eval=%s are also in the training data",
+                len(shared),
+                d.eval,
+            )
     else:
         examples, held = hold_out(examples, config.examples.eval_share)
     digest = hashlib.sha256()
@@ -331,20 +336,23 @@ def build_answers(
     ends: tuple[int, ...],
     held: Sequence[Example],
 ) -> tuple[Callable[..., dict[str, float] | None], Callable[[], None]]:
-    """((parameters, stop) -> accuracy, length, ... of `evaluation.samples` answers to each held-out
-    question with a gold answer, judged by math-verify; function that ends its processes). A
-    response may use the tokens of `examples.max_length` that the longest prompt leaves.
+    """Builds (the evaluation of sampled answers, the function that ends its processes).
+
+    The evaluation, (params, stop) -> metrics or None, samples `evaluation.samples` answers to each
+    held-out question with a gold answer and judges them by math-verify. A response has at most
+    `examples.max_length` tokens minus the longest prompt's.
     """
     questions = {e.question: e for e in held if e.answer}.values()
     if not questions:
         raise ValueError(
             "config.evaluation.samples needs held-out rows"
             + (
-                " with an answer to compare with: none has one"
+                " with a gold answer, and none has one: add an answer field, or set "
+                "config.evaluation.samples=0"
                 if held
                 else (
-                    ": config.data.eval, or config.examples.eval_share above 0 and "
-                    "two questions at least"
+                    ": set config.data.eval, or config.examples.eval_share above 0 with at least "
+                    "two questions"
                 )
             )
         )

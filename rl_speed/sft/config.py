@@ -1,5 +1,5 @@
 """Settings of supervised fine-tuning. Settings shared with RL training have the same dotted names.
-Unused fields are in no section, so overriding one is refused.
+Sections have only fields that are used, so that overriding another one is an error.
 
 A file in configs/ returns an `SFTConfig`; any field can be changed on the command line:
 `--config.examples.batch=64`.
@@ -28,11 +28,11 @@ class Data:
     # Training rows, in any form of sft/forms.py, from files as in RL training (a folder, a pattern,
     # or several separated by commas); "": demonstrations of an embedded task, for a new policy.
     train: str = ""
-    eval: str = ""  # held-out rows, likewise ("": examples.eval_share of train)
-    # As in training ("": chat, or {question}= for the embedded task; a text `prompt` and its
-    # `completion` are used as they are). Turns always go through the chat template.
+    eval: str = ""  # held-out rows, as train ("": examples.eval_share of train)
+    # Prompt format, as in RL training ("": chat, or {question}= for the embedded task; a text
+    # `prompt` and its `completion` are used unchanged). Turns always go through the chat template.
     prompt: str = ""
-    on_bad_row: str = one_of("error", "skip")  # a row with nothing to learn is bad, too
+    on_bad_row: str = one_of("error", "skip")  # a row with nothing to learn is bad
     question_field: str = ""  # as in training
     eval_question_field: str = ""
 
@@ -41,7 +41,7 @@ class Data:
 class Examples:
     max_length: int = 1024  # tokens; longer examples are dropped and counted
     eval_share: float = 0.05  # of the questions, held out by a hash of their text (0: none)
-    epochs: int = 0  # passes over the examples (0: 3, or as training.steps says)
+    epochs: int = 0  # passes over the examples (0: by training.steps, or else 3)
     batch: int = 128  # examples of an update
 
 
@@ -56,14 +56,14 @@ class Optimizer(schema.Optimizer):
 
 @dataclass
 class Training:
-    steps: int = 0  # updates (0: by examples.epochs; an embedded task's own number)
+    steps: int = 0  # updates (0: by examples.epochs, or an embedded task's default)
     micro_tokens: int = 0  # as in training
 
 
 @dataclass
 class Evaluation:
     every: int = 250  # updates; 0: before the first and after the last
-    samples: int = 0  # answers to each held-out question, judged by math-verify (0: only the loss)
+    samples: int = 0  # answers per held-out question, judged by math-verify (0: only the loss)
     temperature: float = 0.0  # 0 is greedy
 
 
@@ -77,15 +77,16 @@ class Checkpoints:
 class Logging:
     progress: bool = True
     tensorboard: bool = True  # event files in workdir/tensorboard
-    export_dtype: str = one_of(AS_READ, *STORED_DTYPES)  # of the weights in --out, as in training
+    export_dtype: str = one_of(AS_READ, *STORED_DTYPES)  # dtype of the weights in --out
 
 
 @dataclass
 class SFTConfig:
-    """Settings of a supervised run. `model.path` EMBEDDED (or "") or "scratchpad": a new policy
-    for that task."""
+    """Settings of a supervised run. With `model.path` EMBEDDED (or "") or "scratchpad", the run
+    trains a new policy for that task.
+    """
 
-    seed: int = 0  # of new weights and of the order of examples
+    seed: int = 0  # seed of new weights and of the order of examples
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     examples: Examples = field(default_factory=Examples)
@@ -97,7 +98,7 @@ class SFTConfig:
     logging: Logging = field(default_factory=Logging)
 
     def validate(self) -> "SFTConfig":
-        """Raises ValueError with the first invalid field and the reason. Returns self."""
+        """Returns self. Raises ValueError that names the first invalid field and the reason."""
         check_types(self)
         check_options(self)
         self.model.path = self.model.path or EMBEDDED
@@ -120,22 +121,22 @@ class SFTConfig:
         for wrong, message in (
             (
                 given != bool(d.train),
-                "give config.model.path and config.data.train together, or "
-                "neither for a new embedded policy",
+                "set both config.model.path and config.data.train, or neither to train a new "
+                "embedded policy",
             ),
             (
                 of_files and not given,
-                f"config.{of_files and of_files[0]} needs config.data.train: "
-                "the embedded task has short examples without end",
+                f"config.{of_files and of_files[0]} needs config.data.train: the embedded task "
+                "generates its examples. Set config.data.train, or leave this field at its default",
             ),
             (
                 self.training.steps and e.epochs,
-                "give config.training.steps or "
-                "config.examples.epochs, not both: set one of them to 0",
+                "config.training.steps and config.examples.epochs are both set: set one of them "
+                "to 0",
             ),
             (
                 d.eval_question_field and not d.eval,
-                "config.data.eval_question_field needs config.data.eval",
+                "config.data.eval_question_field needs config.data.eval: set both or neither",
             ),
             (
                 self.optimizer.warmup_rl_steps,
@@ -151,8 +152,8 @@ class SFTConfig:
         return self
 
     def optimizer_of(self, steps: int) -> schema.Optimizer:
-        """The optimizer of a run of `steps` updates, with every number. Raises ValueError if it is
-        invalid.
+        """Returns the optimizer settings of a run of `steps` updates, with -1 replaced. Raises
+        ValueError if they are invalid.
         """
         o = self.optimizer
         rate = 3e-3 if self.model.path in POLICIES else 1e-5
@@ -177,8 +178,7 @@ _LEAST = {
     "examples.max_length": 2,
     "examples.batch": 1,
 }
-# Settings that change neither the results, up to rounding, nor their order: a run may continue with
-# other values.
+# Settings that change no result, up to rounding: a run may continue with other values.
 FREE = (
     "out",
     "model.remat",
@@ -192,8 +192,8 @@ FREE = (
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first difference between two config.json files that makes them different runs; "" if
-    none. Fields missing in `before` have their defaults.
+    """Returns the first difference between two config.json files that makes them different runs, ""
+    if there is none. Fields missing in `before` have their defaults.
     """
     known = _DEFAULTS | flatten(before)
     found = (

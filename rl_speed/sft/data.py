@@ -1,5 +1,4 @@
-"""Supervised examples: questions and solutions as token ids, held out by question, placed into
-rows.
+"""Supervised examples: encodes questions and solutions, holds out questions, and builds batches.
 
 The data of an update are a function of (examples, seed, step): there is no state to save, and a
 resumed run sees the same data.
@@ -23,11 +22,12 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt (i32[P]) with the response to learn (i32[R], with its end token); question and
-    answer as text.
+    """A prompt with the response to learn.
 
     Attributes:
-      learned: bool[R], if the response includes other turns: False on these. True at the end.
+      prompt: i32[P]. response: i32[R], with its end token.
+      question, answer: text.
+      learned: bool[R], True on the tokens to learn, including the last; None: all of the response.
     """
 
     prompt: np.ndarray
@@ -43,14 +43,14 @@ class Example:
 
 @struct.dataclass
 class SFTBatch:
-    """The input of an update or of a part of an evaluation: one example per row.
+    """The batch of an update or of a part of an evaluation: one example per row.
 
-    Only these integers are padded; the computation is not (update/ragged.py).
+    Only these arrays are padded; the computation is not (update/ragged.py).
 
     Attributes:
       tokens: i32[R, W], right-padded.
-      mask: bool[R, W], True on the tokens to learn, at which every example ends. A row without any
-        is not an example.
+      mask: bool[R, W], True on the tokens to learn. The last True is an example's last token; a row
+        without any is padding.
     """
 
     tokens: Array
@@ -68,16 +68,18 @@ def encode_example(
     *,
     closing: Sequence[int] = (),
 ) -> Example:
-    """A row as token ids: the prompt as the sampler sees it, and the solution closed once.
+    """Encodes a row: the prompt as the sampler sees it, then the solution, closed once.
 
-    A sampled solution may end with end tokens as text. `closing` replaces them; without it one of
-    them stays. End tokens before the end are encoded as text (`inside`).
+    A solution may end with end tokens written as text. `closing` replaces them; if it is empty, one
+    of them stays. `inside` encodes end tokens elsewhere in the solution as plain text.
+
+    Raises ValueError if the prompt has no token.
     """
     prompt = np.asarray(row.encoded(encode), np.int32)
     if not len(prompt):
         raise ValueError(
-            f"row {row.id!r}: its prompt has no token, so that nothing predicts "
-            "the first of the solution"
+            f"row {row.id!r}: its prompt has no token, so that nothing predicts the first token of "
+            "the solution. Fill its question, or set config.data.prompt to a format with other text"
         )
     behind = re.search(f"(?:{inside.pattern})*\\Z", row.solution).start()
     text = row.solution[:behind]
@@ -91,8 +93,8 @@ def encode_example(
 
 
 def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Example], int]:
-    """Examples of at most `max_length` tokens, and the number dropped: cutting one would hide its
-    end.
+    """Returns the examples of at most `max_length` tokens and the number of dropped ones. Longer
+    examples are not cut, because a cut one has no end token.
 
     Raises ValueError if none is left.
     """
@@ -101,15 +103,17 @@ def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Examp
         shortest = min(map(len, examples), default=0)
         raise ValueError(
             f"all {len(examples)} examples are longer than config.examples.max_length "
-            f"= {max_length} tokens; the shortest has {shortest}"
+            f"= {max_length} tokens; the shortest has {shortest}. Raise it"
         )
     return kept, len(examples) - len(kept)
 
 
 def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """(to train on, held out), by a hash of the question (ignoring case and white space). Order and
-    other rows do not matter, and all solutions of a question are on one side. At least one question
-    is held out if `share` is above 0 and there are two.
+    """Divides examples into (training, held-out) by a hash of the question, ignoring case and white
+    space.
+
+    The order of rows does not matter, and all solutions of a question are in one part. At least one
+    question is held out if `share` is above 0 and there are two questions.
     """
     keys = [duplicate_key(e.question) for e in examples]
     place = {
@@ -132,14 +136,14 @@ def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The examples of update `step` (from 0): an endless shuffled stream, each epoch in a new
-    order, cut into batches.
+    """The order of examples: a shuffled stream, each epoch in a new order, cut into batches.
 
-    A batch may cross the end of an epoch. With `epochs`, the stream ends there, and the last batch
+    A batch may cross the end of an epoch. After `epochs` epochs the stream ends, and the last batch
     has the rest.
 
     Attributes:
-      size: examples. batch: examples of an update. seed: of the orders. epochs: 0: endless.
+      size: number of examples. batch: examples of an update. seed: seed of the orders.
+      epochs: length of the stream; 0: endless.
     """
 
     size: int
@@ -149,11 +153,11 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Updates of `epochs` epochs."""
+        """Number of updates in `epochs` epochs."""
         return -(-self.epochs * self.size // self.batch)
 
     def indices(self, step: int) -> np.ndarray:
-        """i64[batch], or fewer in the last batch."""
+        """Returns the examples of update `step` (from 0): i64[batch], fewer in the last batch."""
         at = np.arange(step * self.batch, (step + 1) * self.batch)
         if self.epochs:
             at = at[at < self.epochs * self.size]
@@ -169,19 +173,19 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The single shape of all batches of a run.
+    """The shape of all batches of a run.
 
     Attributes:
-      rows: of a batch, a multiple of the shards. length: tokens of the longest example.
+      rows: rows of a batch, a multiple of the row shards. length: tokens of the longest example.
     """
 
     rows: int
     length: int
 
     def batch(self, examples: Sequence[Example]) -> SFTBatch:
-        """Place these examples in this shape.
+        """Builds a batch of these examples.
 
-        Raises ValueError: they have more rows, or longer ones.
+        Raises ValueError if there are more than `rows`, or one is longer than `length`.
         """
         if len(examples) > self.rows:
             raise ValueError(f"{len(examples)} examples do not fit into {self.rows} rows")
@@ -198,12 +202,12 @@ class Layout:
         return batch
 
     def batches(self, examples: Sequence[Example]) -> list[SFTBatch]:
-        """Any number of examples, in as many batches as needed."""
+        """Builds as many batches as these examples need."""
         return [
             self.batch(examples[at : at + self.rows]) for at in range(0, len(examples), self.rows)
         ]
 
 
 def make_layout(size: int, examples: Iterable[Example], shards: int) -> Layout:
-    """The layout for batches of `size` of these examples over `shards` row shards."""
+    """Layout for batches of `size` of these examples over `shards` row shards."""
     return Layout(-(-size // shards) * shards, max(map(len, examples)))

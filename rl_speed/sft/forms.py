@@ -1,4 +1,4 @@
-"""Forms of training rows, and how they are read and encoded."""
+"""Reads and encodes training rows of several forms."""
 
 import functools
 import logging
@@ -25,7 +25,7 @@ _CONVERSATIONS = ("messages", "conversations")
 
 @dataclass(frozen=True)
 class Conversation(Row):
-    """A row of turns; assistant turns from index `first` on are learned."""
+    """A row of turns; the assistant turns from index `first` on are learned."""
 
     turns: tuple[dict[str, Any], ...] = ()
     first: int = 0
@@ -33,7 +33,7 @@ class Conversation(Row):
 
 @dataclass(frozen=True)
 class Text(Row):
-    """A row of plain text: `solution` after `prompt`, or without one."""
+    """A row of plain text: `solution` is learned, after `prompt` if there is one."""
 
     prompt: str = ""
 
@@ -41,7 +41,7 @@ class Text(Row):
 def read_form(
     item: Any, where: str, fields: Fields = Fields(), answers: bool = False
 ) -> tuple[Row, dict[str, str]]:
-    """`schemas.read_row` for a row in the first of these forms that it has:
+    """Reads a row, like `schemas.read_row`, in the first of these forms that it has:
 
     - a question with a solution;
     - `messages` (or `conversations`): turns, of which the assistant's are learned;
@@ -50,15 +50,14 @@ def read_form(
 
     A field of turns named by `fields.question` takes precedence.
 
-    Raises:
-      DataError: it has none of these forms, or nothing to learn.
+    Raises DataError if the row has none of these forms, or nothing to learn.
     """
     values = {
         str(name).lower(): None if isinstance(value, Cell) and value.null else value
         for name, value in (item.items() if isinstance(item, dict) else ())
     }
     if values.get("tools"):
-        raise DataError("'tools' are not read: conversations with tools cannot be learned")
+        raise DataError("'tools' are not read: remove this row, or set config.data.on_bad_row=skip")
     named = fields.question.lower()
     if named in values and _has_assistant(parsed(values[named], named)):
         return _conversation(item, values, where, (named,))
@@ -66,7 +65,7 @@ def read_form(
         row, left = read_row(item, where, fields, answers=False)
         if row.solution:
             return row, left
-        error = DataError('no "solution", and "answer" is none as in GSM8K (ends in "#### 42")')
+        error = DataError('no "solution", and "answer" has none as in GSM8K (ends in "#### 42")')
     except DataError as found:
         error = found
     if name := next((name for name in _CONVERSATIONS if values.get(name) is not None), ""):
@@ -81,7 +80,7 @@ def read_form(
         return _text(item, where, pair, prompt, completion)
     if isinstance(values.get("text"), str):
         return _text(item, where, ("text",), "", values["text"])
-    raise DataError(f"{error}; nor has it 'messages', 'prompt' with 'completion', or 'text'")
+    raise DataError(f"{error}; it needs one, or 'messages', 'prompt' with 'completion', or 'text'")
 
 
 def read_examples(
@@ -92,16 +91,18 @@ def read_examples(
     on_bad_row: str = "error",
     fields: Fields = Fields(),
 ) -> tuple[list[Example], int]:
-    """The rows of `data.load_rows`, in any form of `read_form`, and the number skipped.
+    """Reads rows by `data.load_rows`, in any form of `read_form`, and encodes them. Returns
+    (examples, number of skipped rows).
 
     Args:
-      template, ends: of `RowEncoder`. on_bad_row: "error", or "skip" to count rows that are bad or
-        have nothing to learn. fields: see `load_rows`.
+      template, ends: see `RowEncoder`.
+      on_bad_row: "error", or "skip" to count and skip rows that are bad or have nothing to learn.
+      fields: see `load_rows`.
 
     Raises:
-      DataError: from `load_rows`; a row with nothing to learn or that cannot be encoded (with file
-        and line), or no other row.
-      ValueError: the template, or a prompt without tokens.
+      DataError: from `load_rows`; or a row cannot be encoded or has nothing to learn (names file
+        and line), with "skip" only if no row is left.
+      ValueError: the template does not fit the rows, or a prompt has no tokens.
     """
     rows, report = load_rows(path, on_bad_row, fields, answers=False, read=read_form)
     log.info("%s: %s", path, report.fields_text())
@@ -119,7 +120,7 @@ def read_examples(
     if unended:
         log.warning(
             "%s: %d of %d conversations end with %r, which is no end token of this model: samplers "
-            "will not stop there unless generation_config.json has it as an eos_token_id",
+            "stop there only if generation_config.json has it as an eos_token_id",
             path,
             len(unended),
             len(examples),
@@ -129,11 +130,11 @@ def read_examples(
 
 
 class RowEncoder:
-    """Turns rows into examples.
+    """Encodes rows as examples.
 
     Args:
-      template: of `prompt_encoder`, for questions and for a prompt with a completion; "": chat for
-        questions, and such a prompt unchanged.
+      template: prompt format of questions, and of a text `prompt` with a `completion`, as in
+        `prompt_encoder`. "": "chat" for questions; such a `prompt` is used unchanged.
       ends: ids that end a response.
     """
 
@@ -143,8 +144,11 @@ class RowEncoder:
         self._ends = ends
 
     def __call__(self, row: Row) -> Example:
-        """Raises:
-        DataError: the row cannot be encoded. ValueError: no row can, with this template.
+        """Encodes one row.
+
+        Raises:
+          DataError: the row cannot be encoded.
+          ValueError: no such row can be encoded with this template.
         """
         if isinstance(row, Conversation):
             return self._of_turns(row)
@@ -160,13 +164,13 @@ class RowEncoder:
 
     @functools.cached_property
     def _closing(self) -> tuple[int, ...]:
-        """Token ids that close a solution, if questions use the chat template."""
+        """Returns the ids that close a solution; () unless questions use the chat template."""
         chat = prompt_format(self._template or "chat").chat
         return response_end(self._tokenizer) if chat else ()
 
     @functools.cached_property
     def _guard(self) -> TextGuard:
-        """Encodes solutions with inner end tokens as text."""
+        """Returns the encoder of solutions, which encodes inner end tokens as plain text."""
         return TextGuard(self._tokenizer, [*self._closing[-1:], *self._ends])
 
     @functools.cached_property
@@ -176,11 +180,14 @@ class RowEncoder:
     def _of_turns(self, row: Conversation) -> Example:
         if self._template not in ("", "chat"):
             raise ValueError(
-                f"{row.where}: its turns go through the chat template as they are; set "
-                f"config.data.prompt='', not {self._template!r}"
+                f"{row.where}: its turns go through the chat template without another prompt "
+                f"format; set config.data.prompt='', not {self._template!r}"
             )
         if not self._tokenizer.chat_template:
-            raise ValueError(f"{row.where}: its turns need a chat template; the tokenizer has none")
+            raise ValueError(
+                f"{row.where}: its turns need a chat template; the tokenizer has none. Set its "
+                "chat_template, or use rows with a prompt and a completion as text"
+            )
         try:
             ids, learned = encode_conversation(self._tokenizer, row.turns, row.first)
         except ValueError as error:
@@ -196,7 +203,7 @@ class RowEncoder:
         )
 
     def _of_text(self, row: Text) -> Example:
-        """Encode plain text, closed by the tokenizer's own end token: a text has no turns."""
+        """Encodes plain text, closed by the tokenizer's own end token because it has no turns."""
         own = self._tokenizer.eos_token_id
         ends = self._ends if own is None else (own, *self._ends)
         before = added_before(self._tokenizer)
@@ -256,7 +263,7 @@ def _text(
 def _base(
     item: dict, where: str, names: tuple[str, ...], question: str
 ) -> tuple[Row, dict[str, str]]:
-    """(a row with its gold answer, if any; the unread fields)."""
+    """Returns (a row with its gold answer, if any; the unread fields)."""
     try:
         answer = read_row({**item, "question": question}, where)[0].answer
     except DataError:

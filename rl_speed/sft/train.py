@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """How the rows of a batch are computed: concatenated into pieces of about `micro_tokens` tokens
-    per shard (see `update.ragged.PieceShape`).
+    """Computes the loss of a batch, whose rows are concatenated into pieces of about `micro_tokens`
+    tokens per shard.
 
     Attributes:
-      head_chunk: of `token_logprobs`.
+      micro_tokens: see `update.ragged.PieceShape.of`. head_chunk: see `token_logprobs`.
     """
 
     model: ModelConfig
@@ -61,8 +61,9 @@ class Pieces:
         return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens, kernel)
 
     def loss(self, params: Any, batch: SFTBatch, gradient: bool) -> tuple[Array, Any, Array]:
-        """(sum of -log p over the tokens to learn, in nats, f32[]; its gradient, a tree from
-        `policy.transformer.trainable`, or None; token capacity of the pieces, f32[]).
+        """Returns (loss, gradient, computed): the sum of -log p over the tokens to learn, in nats,
+        f32[]; its gradient, a tree from `policy.transformer.trainable`, or None; the number of
+        computed tokens, padding included, f32[].
         """
         # A row's first token has no log-prob: no token comes before it.
         learned = batch.mask[:, 1:]
@@ -99,22 +100,22 @@ class Pieces:
 
 
 def count_tokens(batch: SFTBatch) -> Array:
-    """Number of tokens to learn, i32 scalar."""
+    """Counts the tokens to learn, i32 scalar."""
     return jnp.sum(batch.mask[:, 1:])
 
 
 def make_update(
     pieces: Pieces, optimizer: optax.GradientTransformation
 ) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
-    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics) on the mesh; the first
-    two are donated.
+    """Returns the jitted update (params, opt_state, batch) -> (params, opt_state, metrics) on the
+    mesh; the first two are donated.
 
-    The loss is the mean over all tokens to learn of the batch, so it depends neither on pieces nor
-    on shards. Metrics: "loss" (nats), "grad_norm" before clipping, "tokens" (to learn),
-    "input_tokens" (held, prompts included), "padding" (computed / held).
+    The loss is the mean over all tokens to learn of the batch, so it does not depend on pieces or
+    shards. Metrics: "loss" (nats), "grad_norm" before clipping, "tokens" (to learn), "input_tokens"
+    (with prompts), "padding" (computed tokens / input tokens).
 
-    A batch without tokens to learn changes nothing, including the optimizer's momentum; its
-    "tokens" are 0.
+    A batch without tokens to learn changes nothing, including the optimizer's moments; its "tokens"
+    metric is 0.
     """
 
     def update(params, opt_state, batch):
@@ -150,8 +151,8 @@ def make_update(
 
 
 def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
-    """(params, batches, stop=never) -> mean -log p per token to learn, in nats, over all batches.
-    None if `stop`, which is called before each batch, ended it.
+    """Returns the evaluation (params, batches, stop=never) -> mean -log p per token to learn, in
+    nats, over all batches. Its result is None if `stop`, called before each batch, returned True.
     """
 
     @jax.jit
@@ -164,7 +165,7 @@ def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
             if stop():
                 return None
             sums.append(total(params, jax.device_put(batch, batch_sharding(pieces.mesh))))
-            # Dispatch one batch ahead, not all: dispatched batches cannot be stopped.
+            # Dispatches only one batch ahead: dispatched batches cannot be stopped.
             if len(sums) > 1:
                 jax.block_until_ready(sums[-2])
         return float(sum(loss for loss, _ in sums)) / max(int(sum(count for _, count in sums)), 1)
@@ -173,7 +174,7 @@ def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
 
 
 class NonFiniteLoss(FloatingPointError):
-    """An update's loss or gradient, or the weights, are not finite."""
+    """The loss or gradient of an update, or the weights, are not finite."""
 
     exit_status = 1
 
@@ -183,14 +184,14 @@ class Parts:
     """The parts of a run, besides its settings.
 
     Attributes:
-      params: moved to the mesh if needed; then they are donated, and None here.
-      steps: total updates. layout: of their batches.
+      params: initial weights; the trainer takes them and sets this to None.
+      steps: total updates. layout: shape of their batches.
       batch: step (from 0) -> (the batch, host arrays; numbers to log with it). A pure function, so
         a resumed run sees the same data.
-      held_out: batches of one shape. ends: ids that end a response.
+      held_out: held-out batches, of one shape. ends: ids that end a response.
       counts: row counts of the files, and a hash of the rows, which identifies a workdir's data.
-      answers: (parameters, stop) -> metrics of sampled answers; None if `stop`, called between
-        generation calls, ended it.
+      answers: (params, stop) -> metrics of sampled answers, or None if `stop`, called between
+        generation calls, returned True.
       close: called when the run ends.
       files: settings files of the directory that the policy was read from; None for a new one.
     """
@@ -217,8 +218,8 @@ class SFTTrainer:
     equal those of an uninterrupted one, bit for bit, except "time/".
 
     Attributes:
-      params: the current ones. step: updates made. last: the newest value of each metric.
-      out: where `export` writes.
+      params: current weights. step: updates made. last: newest value of each metric.
+      out: folder of `export`.
 
     Raises (constructor): ValueError if the workdir holds a run with other settings; CheckpointError
     if its checkpoints cannot be continued; OSError if it cannot be written.
@@ -252,7 +253,8 @@ class SFTTrainer:
         self._evaluate = make_evaluate(pieces)
         self.step = 0
         self.last = {}
-        self._untold: dict[str, float] = {}  # of the last update, if its evaluation was stopped
+        # Record of the last update, if its evaluation was stopped.
+        self._untold: dict[str, float] = {}
         self.workdir = None if workdir is None else Path(workdir)
         self._checkpoints = None
         self._writers = []
@@ -272,8 +274,8 @@ class SFTTrainer:
             before = read_object(path, "restore it, or give another --workdir")
             if other := difference(before, settings):
                 raise ValueError(
-                    f"{self.workdir} holds a run with {other}: give the settings of "
-                    "that run to go on with it, or another --workdir"
+                    f"{self.workdir} holds a run with {other}: give the settings of that run to "
+                    "continue it, or choose another --workdir"
                 )
             of_checkpoints = before.get("checkpoints")
             if isinstance(of_checkpoints, dict):
@@ -293,7 +295,7 @@ class SFTTrainer:
             log.warning("resumed %s after step %d", self.workdir, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
         note_environment(self.workdir, self.step)
-        # Without a checkpoint everything is redone, also the evaluation before the first update.
+        # Without a checkpoint all is repeated, including the evaluation before the first update.
         next_step = self.step + 1 if found is not None and not self._untold else self.step
         self._writers = [JsonLines(metrics, next_step)]
         if self._config.logging.tensorboard:
@@ -302,9 +304,9 @@ class SFTTrainer:
             self.last.update(record)
 
     def save(self) -> None:
-        """Checkpoint the run as it is, where there is a workdir.
+        """Saves a checkpoint if the run has a workdir.
 
-        Raises NonFiniteLoss where the weights are not finite.
+        Raises NonFiniteLoss if the weights are not finite.
         """
         self._require_sound()
         if self._checkpoints is not None:
@@ -315,8 +317,8 @@ class SFTTrainer:
             )
 
     def _unsaved(self) -> str:
-        """Wait for the last save, and retry it once if it failed. Returns the error if the retry
-        failed, else "".
+        """Waits for the last save, and retries it once if it failed. Returns the problem if the
+        retry failed, else "".
         """
         saver = self._checkpoints
         if saver is None:
@@ -332,19 +334,20 @@ class SFTTrainer:
         )
 
     def run(self, report: Callable[[dict[str, float]], Any] = lambda record: None) -> Any:
-        """Make the remaining updates; returns the new parameters.
+        """Makes the remaining updates; returns the new weights.
 
         Args:
-          report: called once per update with {"step", metrics of `make_update` and the data and the
-            learning rate as "train/NAME", "time/step" (seconds), "time/tokens_per_s" (held)}. After
-            an evaluation it has "eval/loss", at step 0 only that.
+          report: called once per update with its record: "step"; "train/NAME" for the metrics of
+            `make_update`, the data and the learning rate; "time/step" (seconds);
+            "time/tokens_per_s" (input tokens). After an evaluation the record also has "eval/loss";
+            the record of step 0 has only that.
 
         Raises:
-          NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint
-            stays.
-          Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. An
-            interrupted evaluation is redone when the run continues, with the same numbers. (Without
-            a workdir signals act as usual.)
+          NonFiniteLoss: the learning rate is too high, or the weights are broken. The last
+            checkpoint stays.
+          Stopped: SIGTERM or SIGINT came; the current update finished and was saved. A resumed run
+            repeats an interrupted evaluation, with the same results. Without a workdir signals act
+            as usual.
         """
         none = contextlib.nullcontext(StopRequest())
         shown = self._config.logging.progress
@@ -445,8 +448,8 @@ class SFTTrainer:
         )
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        """Evaluate the current policy: {"eval/loss": nats per token to learn} and metrics of
-        sampled answers. None if `stop` ended it.
+        """Evaluates the current policy. Returns {"eval/loss": nats per token to learn, metrics of
+        sampled answers}, {} without held-out examples, or None if `stop` ended it.
         """
         if not self.parts.held_out:
             return {}
@@ -455,11 +458,11 @@ class SFTTrainer:
         return None if answers is None else {"eval/loss": loss, **answers}
 
     def export(self, command: str) -> dict[str, Any]:
-        """Write the Hugging Face directory `out`, with made_by.json, which is returned, and the
-        workdir's plot.
+        """Writes the Hugging Face directory `out` and the workdir's plot; returns the contents of
+        its made_by.json.
 
-        Raises NonFiniteLoss where the weights are not finite; and SaveError, when all is written,
-        where the run's last checkpoint could not be.
+        Raises NonFiniteLoss if the weights are not finite. Raises SaveError, after writing
+        everything, if the run's last checkpoint could not be saved.
         """
         self._require_sound()
         parts = self.parts
@@ -488,7 +491,7 @@ class SFTTrainer:
         if self.workdir is not None:
             plot_sft(self.workdir)
         if self._problem:
-            raise SaveError(f"the policy is in {self.out}, but {self._problem}")
+            raise SaveError(f"the policy is in --out={self.out}, but {self._problem}")
         return made
 
     def _log(self, record: dict[str, float], bar: Any) -> None:

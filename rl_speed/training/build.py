@@ -114,8 +114,8 @@ log = logging.getLogger(__name__)
 
 # Text -> token ids.
 Encoder = Callable[..., list[int]]
-# Room for a gold answer inside the compiled loop, at least: nearly all are shorter, so that the
-# program seldom depends on the data.
+# Least capacity of a gold answer in the compiled loop, in bytes. Nearly all answers are shorter, so
+# the program rarely depends on the data.
 GOLD_BYTES = 256
 
 
@@ -123,9 +123,11 @@ GOLD_BYTES = 256
 class Policy:
     """A policy on the mesh, with its tokenizer, end tokens and verifier.
 
-    `tokenizer` is None if a dry run got config.json alone. `judge` scores responses in worker
-    processes, made by `host_verifier`: one pool for training and evaluation. `files`: contents of
-    its directory besides the weights; None if weights were not read.
+    Attributes:
+      tokenizer: None if a dry run got config.json alone.
+      judge: scores responses in worker processes, one pool for training and evaluation; made by
+        `host_verifier`.
+      files: contents of the directory besides the weights; None if weights were not read.
     """
 
     directory: str
@@ -140,7 +142,7 @@ class Policy:
 
 @dataclasses.dataclass
 class Keys:
-    """Typed root keys; evaluation has its own."""
+    """Typed root keys of training and of evaluation."""
 
     train: jax.Array
     evaluate: jax.Array
@@ -152,12 +154,12 @@ class Keys:
 
 
 def build_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The configured mesh, of the first of `devices` (None: those present)."""
+    """Builds the configured mesh from the first of `devices` (None: all present)."""
     return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
 
 
 def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) -> tuple[Mesh, Mesh]:
-    """(the mesh that trains, the mesh that generates), of `devices` (None: all present).
+    """Builds (the training mesh, the generation mesh) from `devices` (None: all present).
 
     Both are the same object unless the configuration makes them differ.
     """
@@ -172,14 +174,14 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
 
 def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
-    """Reads the Hugging Face directory `config.model.path` onto the training mesh. The decoder is
-    for the mesh that generates.
+    """Reads the policy of `config.model.path` onto the training mesh. Its decoder is for the
+    generation mesh (None: the training mesh).
     """
     directory = policy_directory(config)
     if Path(directory).is_file():
         raise ValueError(
-            f"config.model.path is the file {directory}: a run needs the directory, with weights "
-            "and tokenizer; --dry_run takes config.json alone"
+            f"config.model.path is the file {directory}: a run needs the directory with weights "
+            "and tokenizer; only --dry_run takes a config.json"
         )
     params, model = load_hf(
         directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
@@ -200,7 +202,7 @@ def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> 
 def read_tokenizer(
     config: Config, directory: str, model: ModelConfig
 ) -> tuple[Any, tuple[int, ...], ModelConfig]:
-    """(the tokenizer, the end tokens, the model with the ids that are not tokens)."""
+    """Reads the tokenizer. Returns (it, the end token ids, the model with its unused ids)."""
     tokenizer = load_tokenizer(directory)
     ends = end_token_ids(directory, tokenizer, config.model.end_tokens)
     model = fit_vocabulary(model, tokenizer, ends, directory)
@@ -210,10 +212,10 @@ def read_tokenizer(
 
 
 def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
-    """`build_policy` without reading weights: `params` are shapes with shardings.
+    """Builds the policy without its weights: `params` are shapes with shardings.
 
-    `config.model.path` may also be a config.json under any name. End tokens are then its
-    `eos_token_id`, and there is no tokenizer.
+    `config.model.path` may also be a config.json under any name. The end tokens are then its
+    `eos_token_id`, and the tokenizer is None.
     """
     directory = policy_directory(config, weights=False)
     alone = Path(directory).is_file()
@@ -243,12 +245,12 @@ def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) 
 
 
 def warn_of_positions(config: Config, model: ModelConfig) -> None:
-    """Warns if sequences may be longer than the model's positions."""
+    """Logs a warning if sequences may be longer than the model's positions."""
     longest = config.data.max_prompt_length + config.sampler.max_new
     if longest > model.max_position:
         log.warning(
             "config.data.max_prompt_length (%d) and config.sampler.max_new (%d) together exceed "
-            "the %d positions that %s was made for",
+            "the %d positions of %s; lower one of them",
             config.data.max_prompt_length,
             config.sampler.max_new,
             model.max_position,
@@ -257,13 +259,13 @@ def warn_of_positions(config: Config, model: ModelConfig) -> None:
 
 
 def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:
-    """The policy for the sampler, for this mesh and configuration."""
+    """Builds the sampler's view of the policy for this mesh and configuration."""
     attention = DecodeAttention(config.sampler.attention, cache_dtype=config.sampler.cache_dtype)
     return decoder(model, fuse=mesh.shape["tensor"] == 1, attention=attention)
 
 
 def policy_directory(config: Config, weights: bool = True) -> str:
-    """Directory of the policy. Downloads a model of the hub, with or without `weights`."""
+    """Returns the policy's directory. Downloads a hub model, with or without `weights`."""
     path = config.model.path
     return str(embedded_directory(path)) if path in POLICIES else model_directory(path, weights)
 
@@ -271,10 +273,10 @@ def policy_directory(config: Config, weights: bool = True) -> str:
 def build_data(
     config: Config, tokenizer: Any, report: Path | None = None
 ) -> tuple[PromptStream, dict[str, HeldOutSet]]:
-    """(the training stream, the held-out sets by name) for any task. A single set may have the name
-    "".
+    """Loads or generates the data of a run. Returns (the training stream, held-out sets by name); a
+    single set may have the name "".
 
-    Questions left out while loading are counted, logged, and written to `report`.
+    Questions left out while loading are counted, logged, and written to the file `report`.
     """
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
@@ -297,7 +299,7 @@ def build_data(
         _tell(reports, report)
         if form.guard.found:
             log.warning(
-                "%d questions hold special tokens of this tokenizer, encoded as text",
+                "%d questions contain special tokens of this tokenizer; they are encoded as text",
                 form.guard.found,
             )
         stream = make_stream(config, train)
@@ -316,10 +318,10 @@ def build_data(
 
 
 def generated_stream(config: Config, encode: Encoder, bare: Encoder) -> PromptStream:
-    """Training prompts of a task that generates its questions.
+    """Builds the stream of training prompts of a task that generates its questions.
 
     Args:
-      encode: question -> tokens of its prompt. bare: answer -> its tokens.
+      encode: question -> token ids of its prompt. bare: answer -> its token ids.
     """
     task = TASKS[config.data.task]
     size = config.data.train_prompts
@@ -329,8 +331,8 @@ def generated_stream(config: Config, encode: Encoder, bare: Encoder) -> PromptSt
 
 
 def generated_sets(config: Config, encode: Encoder, bare: Encoder) -> dict[str, list[Prompt]]:
-    """Held-out prompts of a task that generates its questions, by set. They are the same for every
-    seed, so that runs can be compared.
+    """Makes the held-out prompts of a task that generates its questions, by set. They are the same
+    for every seed, so that runs can be compared.
     """
     task = TASKS[config.data.task]
     prompts = task.prompts("eval", 0, config.data.eval_prompts or 512, encode, bare)
@@ -350,14 +352,14 @@ def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
         if found.unused_system_turns:
             log.warning(
                 "%d questions of %s have a system turn that is not used: config.data.system or the "
-                "format config.data.prompt has another, or the prompt takes none",
+                "format of config.data.prompt sets another one, or the format has no system turn",
                 found.unused_system_turns,
                 split,
             )
         if found.in_training:
             log.warning(
                 "%d questions of %s are among those that train; "
-                "config.data.decontaminate=eval takes them out there",
+                "config.data.decontaminate=eval removes them from the training data",
                 found.in_training,
                 split,
             )
@@ -382,8 +384,11 @@ def reward_fields(reward: Reward) -> dict[str, Any]:
 
 
 def evaluation_fields(data: Data, needed: Mapping[str, Any] = {}) -> Fields:
-    """Field names of evaluation files, which may differ from those of the training file; `needed`:
-    see `reward_fields`.
+    """Field names of evaluation files, which may differ from those of the training
+    file.
+
+    Args:
+      needed: see `reward_fields`.
     """
     return Fields(
         data.eval_question_field or data.question_field,
@@ -401,13 +406,15 @@ def read_data(
     needed: Mapping[str, Any] = {},
     question_length: Callable[[str], int] | None = None,
 ) -> tuple[list[Prompt], dict[str, list[Prompt]], dict[str, LoadReport]]:
-    """(training prompts, held-out prompts by set, reports) of question and answer files.
+    """Reads question and answer files. Returns (training prompts, held-out prompts by set, reports
+    by split).
 
-    Reports are named "train", and "eval" or, for a named set, "eval/NAME".
+    Splits are "train", and "eval" or, for a named set, "eval/NAME".
 
     Args:
       needed: row fields for reward functions; see `reward_fields`.
-      question_length: tokens of a question alone, for `data.max_question_length`.
+      question_length: question -> its tokens, without the prompt format; needed for
+        `data.max_question_length`.
 
     Raises: the errors of `load_training_rows` and `rows_to_prompts`; DataError if every training
       question is too long.
@@ -430,7 +437,7 @@ def read_data(
         if not short:
             raise DataError(
                 f"{data.train}: all {len(rows)} questions are longer than "
-                f"config.data.max_question_length = {most} tokens"
+                f"config.data.max_question_length = {most} tokens; raise it"
             )
         report = dataclasses.replace(report, long_questions=len(rows) - len(short))
         rows = short
@@ -457,8 +464,8 @@ def read_data(
 
 
 def limits(reward: Reward) -> dict[str, float | int | None]:
-    """Configured limits of one response in a worker, as `MathVerifier` and `FunctionRewards` take
-    them.
+    """Configured limits of scoring one response in a worker, as arguments of
+    `MathVerifier` and `FunctionRewards`.
     """
     return {
         "timeout_s": reward.timeout_s,
@@ -468,9 +475,9 @@ def limits(reward: Reward) -> dict[str, float | int | None]:
 
 
 def host_verifier(config: Config, policy: Policy) -> Verifier:
-    """The policy's math-verify, or the user's function.
+    """Returns the policy's verifier in Python: math-verify or the user's function.
 
-    Workers start with the first response; the owner of the scorer closes them.
+    Worker processes start with the first response; closing the scorer ends them.
     """
     if policy.judge is None:
         r = config.reward
@@ -485,7 +492,7 @@ def host_verifier(config: Config, policy: Policy) -> Verifier:
 def build_scorer(
     config: Config, policy: Policy, answer_length: int, hosts: Hosts | None = None
 ) -> RewardScorer:
-    """The configured verifier, with the extra rewards for training; `hosts` share the work."""
+    """Builds the configured verifier with the extra training rewards; `hosts` share the work."""
     r = config.reward
     if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
@@ -509,12 +516,12 @@ def build_scorer(
 def in_loop_verifier(
     config: Config, policy: Policy, answer_length: int, prompts: Sequence[Prompt] = ()
 ) -> tuple[Verify, Callable[[Sequence[Prompt]], Any]]:
-    """(the configured verifier, as `sample_adaptive` takes it; a function that encodes the answers
-    for it).
+    """Builds (the configured verifier for `sample_adaptive`; a function that encodes the answers of
+    prompts for it).
 
     Args:
-      answer_length: room for an answer in tokens, for "exact" and "scratchpad". prompts: for
-        verifiers in Python, all known prompts: their data must fit.
+      answer_length: capacity of an answer in tokens, for "exact" and "scratchpad".
+      prompts: known prompts, whose answers must fit, for verifiers in Python.
     """
     if config.reward.verifier not in JAX_VERIFIERS:
         judge = TextJudge(
@@ -536,8 +543,8 @@ def in_loop_verifier(
         return verify, functools.partial(exact_answers, capacity=answer_length)
     if policy.tokenizer is None:
         raise ValueError(
-            "config.reward.verifier='integer' in the loop reads the tokenizer: config.model.path "
-            f"must be a directory that has one, not {policy.directory}"
+            "config.reward.verifier='integer' in the loop reads the tokenizer: set "
+            f"config.model.path to a directory that has one, not {policy.directory}"
         )
     table = token_bytes(policy.tokenizer, policy.model.vocab_size)
     mode = "boxed" if config.reward.mode == "boxed" else "last"
@@ -546,8 +553,8 @@ def in_loop_verifier(
 
 
 def context_length(config: Config) -> int:
-    """Capacity of a context in tokens: a prompt and a replayed prefix. Evaluation uses the same, so
-    that it is the same program.
+    """Capacity of a context in tokens: a prompt with a replayed prefix. Evaluation has
+    the same capacity, so that it can be the same program.
     """
     return config.data.max_prompt_length + (
         config.sampler.max_new if config.replay.window != "none" else 0
@@ -557,9 +564,11 @@ def context_length(config: Config) -> int:
 def build_generators(
     config: Config, policy: Policy, mesh: Mesh
 ) -> tuple[Generator, Generator, tuple[int, int]]:
-    """(training generator, evaluation generator, prompts and samples of an evaluation call).
+    """Builds (the training generator, the evaluation generator, the prompts and samples that a call
+    can hold).
 
-    Both have the same capacities: with equal sampler settings they are one compiled program.
+    Both generators have the same capacities: with equal sampler settings they are one compiled
+    program.
     """
     keys = Keys.of(config.seed)
     rule = config.rule
@@ -595,15 +604,15 @@ def build_generators(
     if most > samples:
         field = "evaluation.samples" if most == config.evaluation.samples else "data.eval"
         raise ValueError(
-            f"config.{field} ({most} samples to a question) exceeds the {samples} samples of one "
+            f"config.{field} ({most} samples per question) exceeds the {samples} samples of one "
             "generation call; lower it or raise config.driver.screen_prompts"
         )
     return make(train, keys.train), make(held_out, keys.evaluate), (prompts, samples)
 
 
 def pool_config(config: Config) -> PoolConfig | None:
-    """Which samples of a group are trained on, and whether a pool computes their advantages. None:
-    all samples, ordinary advantages.
+    """Returns which samples of a group to train on, and whether a pool computes their advantages;
+    None: all samples, ordinary advantages.
     """
     o = config.objective
     keep = config.group_size if needs(config.rule, "downsampling") else 0
@@ -613,7 +622,7 @@ def pool_config(config: Config) -> PoolConfig | None:
 
 
 def build_selector(config: Config) -> PoolSelector | None:
-    """`pool_config` for groups on the host."""
+    """Builds the selector of samples on the host by `pool_config`; None: all samples."""
     pool = pool_config(config)
     return (
         None
@@ -627,7 +636,7 @@ def build_selector(config: Config) -> PoolSelector | None:
 def build_budgets(
     config: Config, policy: Policy, mesh: Mesh, stream: PromptStream
 ) -> Allocation | None:
-    """Estimates of pass rates, if configured, or else the stream's forecast, if it has one."""
+    """Builds the configured estimates of pass rates, or wraps the stream's forecast; or None."""
     e = config.estimate
     if isinstance(stream.order, ForecastOrder) and e.kind == "none":
         return ForecastScreening(stream.order.forecast, config.rule)
@@ -652,7 +661,7 @@ def build_budgets(
 def build_prefixes(
     config: Config, policy: Policy, prompts: Sequence[Prompt]
 ) -> PrefixSource | None:
-    """The replay cache, empty or read from its file, and how prefixes are cut from it."""
+    """Builds the replay cache, empty or read from its file, with the cutting of prefixes."""
     r = config.replay
     if r.window == "none":
         return None
@@ -662,7 +671,8 @@ def build_prefixes(
     if r.cache:
         found = cache.load(r.cache, policy.model.ids, [p.id for p in prompts])
         log.warning(
-            "%s: %d responses; %d to unknown questions left out, %d questions without one",
+            "%s: %d responses read; %d responses to unknown questions left out; %d questions have "
+            "no response",
             r.cache,
             found.held,
             found.unknown,
@@ -691,6 +701,7 @@ def build_driver(
     budgets: Allocation | None = None,
     prefixes: PrefixSource | None = None,
 ) -> HostDriver:
+    """Builds the host driver with its buffer."""
     d = config.driver
     buffer = SamplingBuffer(
         d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed
@@ -717,10 +728,11 @@ def build_fused_program(
     settings: UpdateConfig,
     prompts: Sequence[Prompt] = (),
 ) -> tuple[FusedProgram, FusedConfig, Table]:
-    """(the whole step as one jitted program, its settings, the builder of its candidate tables).
+    """Builds (the whole step as one jitted program, its settings, the builder of its candidate
+    tables). Reads only the shapes of the policy.
 
-    `prompts` are those of a finite data set: tables have room for their answers. Reads only shapes
-    of the policy.
+    Args:
+      prompts: all prompts of a finite data set, whose answers must fit into the tables.
     """
     c = config
     shards = row_shards(mesh)
@@ -772,7 +784,7 @@ def build_fused_step(
     budgets: Allocation | None = None,
     prefixes: PrefixSource | None = None,
 ) -> FusedStep:
-    """The fused step: one program."""
+    """Builds the fused step."""
     program, fused, table = build_fused_program(
         config, policy, mesh, optimizer, settings, stream.prompts
     )
@@ -804,7 +816,7 @@ def build_split_step(
     reference: Reference | None = None,
     transfer: Transfer | None = None,
 ) -> SplitStep:
-    """The step of generation calls and an update; `transfer` if they have two meshes."""
+    """Builds the split step; it needs `transfer` if training and generation have two meshes."""
     shardings = state_shardings(policy.model, optimizer, mesh)
     return SplitStep(
         config,
@@ -820,6 +832,7 @@ def build_split_step(
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
+    """Builds the optimizer; `params` may be abstract."""
     o = config.optimizer
     if o.warmup_rl_steps:
         by_rl_step = dataclasses.replace(o, warmup_steps=o.warmup_rl_steps, warmup_rl_steps=0)
@@ -842,5 +855,5 @@ def update_config(config: Config) -> UpdateConfig:
 
 
 def longest_answer(prompts: list[Prompt], max_new: int) -> int:
-    """Capacity of an answer in tokens: no correct response is longer than a response."""
+    """Capacity of an answer in tokens: the longest answer, at least `max_new`."""
     return max([max_new] + [len(np.asarray(p.answer_tokens)) for p in prompts])

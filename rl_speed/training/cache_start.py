@@ -1,5 +1,5 @@
-"""Fills a replay cache before training: one response to each training prompt, by the initial policy
-(RPO).
+"""Fills a replay cache before training: the initial policy samples one response to each training
+prompt (RPO).
 """
 
 import dataclasses
@@ -26,15 +26,18 @@ log = logging.getLogger(__name__)
 
 # File in the workdir of a run.
 START_FILE = "replay_cache.npz"
-# Index of the one sample of a prompt. No rule and no evaluation draws so many, so no other sample
-# has its key.
+# Sample index of the cached response. Rules and evaluations draw fewer samples, so no other sample
+# has the same random key.
 SAMPLE_INDEX = 2**30
 
 
 @dataclasses.dataclass
 class StartCost:
-    """Cost of filling a cache: sampled responses, correct ones, truncated ones, their tokens;
-    generation calls; seconds with compilation; seconds of scoring in these.
+    """Cost of filling a cache.
+
+    Attributes:
+      sampled, correct, truncated: numbers of responses. tokens: sampled tokens.
+      calls: generation calls. seconds: with compilation. score_seconds: of these, for scoring.
     """
 
     sampled: int = 0
@@ -61,22 +64,21 @@ def start_cache(
     after_call: Callable[[int, StartCost], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> StartCost:
-    """Samples one response to each prompt that has none in `cache`, and puts it there, correct or
-    wrong, unless non-finite logits ended it.
+    """Samples one response to each prompt that has none in `cache`, and stores it, correct or
+    wrong, unless non-finite logits ended it. Returns the cost.
 
-    The sample is keyed by the prompt's place in `prompts` and `SAMPLE_INDEX` under the generator's
-    root key: a continued start gives the same cache, and training draws none of these samples. The
-    next call is generated while one is scored. Of prompts that share an id only the first is
-    sampled.
+    The random key depends on the prompt's place in `prompts` and `SAMPLE_INDEX`: a continued start
+    gives the same cache, and training draws none of these samples. A call is generated while the
+    one before is scored. Of prompts that share an id, only the first is sampled.
 
     Args:
       generator: calls are as large as its capacities allow. params: the policy's weights.
       score: rollouts -> (rewards f32[R], correct bool[R]).
       version: policy updates made so far, stored with every response.
-      after_call: called with the number of responses of a call and the cost so far, after they are
-        in the cache.
-      stop: called before each call; True ends the start after the dispatched calls, unless
-        `generator.stop` ended those.
+      after_call: called with (number of responses, cost so far) when the responses of a call are in
+        the cache.
+      stop: called before each call; if True, no call is dispatched. Dispatched calls finish, unless
+        `generator.stop` aborts them.
     """
     first: dict[str, int] = {}
     for place, prompt in enumerate(prompts):
@@ -94,12 +96,12 @@ def start_cache(
         try:
             rollouts, stats = pending.result()
         except CallStopped:
-            return  # the next start makes it again
+            return  # the next start repeats the call
         before = time.perf_counter()
         rewards, correct = score(rollouts)
         cost.score_seconds += time.perf_counter() - before
         for row, prompt in enumerate(rollouts.prompts):
-            # Without a response, samples of this prompt start at its end.
+            # Without a cached response, samples of this prompt start without a prefix.
             if rollouts.nonfinite[row]:
                 continue
             length = int(rollouts.lengths[row])
@@ -144,10 +146,13 @@ def start_cache(
 class CacheFile:
     """Result of `write_cache`.
 
-    `prompts`: number of all prompts; `held`: with a response; `resumed`: of these, in the file
-    before; `taken`: from another file. `unknown`: responses of either file to other prompts.
-    `cost`: of this start; `whole`: with the starts it continued. `stopped`: a signal ended it
-    early. `correct`, `truncated`: shares of the held responses; `length`: their mean in tokens.
+    Attributes:
+      prompts: number of training prompts. held: prompts with a response.
+      resumed: responses that the file had before. taken: responses from the `source` file. unknown:
+        responses of either file to other prompts, left out.
+      cost: cost of this start. whole: the same with the starts that it continued.
+      stopped: whether a signal ended it early.
+      correct, truncated: shares of the responses held. length: their mean length in tokens.
     """
 
     path: Path
@@ -164,12 +169,12 @@ class CacheFile:
     length: float
 
     def text(self) -> str:
-        """A report in words."""
+        """Returns the report as text."""
         lines = [
             f"{self.path}: {self.held:,} of {self.prompts:,} prompts have a response "
             f"({self.resumed:,} had one before, {self.taken:,} come from the other file, "
-            f"{self.cost.sampled:,} were sampled now); {self.correct:.1%} right, "
-            f"{self.truncated:.1%} cut off at the limit, {self.length:.1f} tokens on average"
+            f"{self.cost.sampled:,} were sampled now); {self.correct:.1%} correct, "
+            f"{self.truncated:.1%} truncated, {self.length:.1f} tokens on average"
         ]
         if self.unknown:
             lines.append(
@@ -185,24 +190,24 @@ class CacheFile:
                 f"scoring ({rate:,.0f} tokens/s)"
             )
         if self.stopped:
-            lines.append("stopped by a signal: the same command goes on from there")
+            lines.append("stopped by a signal: the same command continues from this file")
         return "\n".join(lines)
 
 
 def write_cache(
     config: Config, out: str | Path, source: str | Path | None = None, write_every_s: float = 60.0
 ) -> CacheFile:
-    """Fills a cache with the policy of `config.model.path`, at the sampler's temperature and limit,
-    and writes it to `out`.
+    """Fills a cache with responses of the policy `config.model.path`, at the sampler's temperature
+    and token limit, and writes it to `out`.
 
-    An existing `out` is continued. Otherwise the responses of `source` (another policy's file), if
-    given, are taken first, and only prompts without one are sampled. Writes every `write_every_s`
+    Continues an existing `out`. Otherwise takes the responses of `source` (another policy's file),
+    if given, and samples only prompts that it has no response to. Writes every `write_every_s`
     seconds, at the end, and when a signal asks to stop.
 
     Raises:
-      ValueError: the data are endless, a file is damaged or holds ids outside the vocabulary, or
-        `out` was begun with other settings.
-      FileNotFoundError: there is no `source`.
+      ValueError: the training set is not finite, a file is damaged or has ids outside the
+        vocabulary, or `out` was begun with other settings.
+      FileNotFoundError: there is no file `source`.
     """
     config.validate()
     out = Path(out)
@@ -211,8 +216,7 @@ def write_cache(
     prompts = build.build_data(config, policy.tokenizer)[0].prompts
     if not prompts:
         raise ValueError(
-            "the training prompts are endless, a cache needs a finite set: set "
-            "config.data.train_prompts"
+            "a cache needs a finite training set: set config.data.train_prompts to a number above 0"
         )
     made_with = _made_with(config, policy, source)
     cache = ReplayCache(eps=None)
@@ -291,14 +295,14 @@ def start_run(
     hosts: Hosts,
     write_every_s: float = 60.0,
 ) -> StartCost:
-    """Fills the cache of a run before its first step: samples prompts that `config.replay.cache`
-    did not have.
+    """Fills the cache of a run before its first step: samples a response to each prompt that has
+    none in `config.replay.cache`.
 
-    Writes `workdir`/replay_cache.npz on the way; an interrupted start continues from it. If it
-    cannot be written, the start goes on without it.
+    Writes `workdir`/replay_cache.npz every `write_every_s` seconds; an interrupted start continues
+    from it. If the file cannot be written, an error is logged and the start continues.
 
-    Returns the cost, including that before an interruption. Raises ValueError if the file was begun
-    with other settings.
+    Returns the cost, including the cost before an interruption. Raises ValueError if the file was
+    begun with other settings.
     """
     path = workdir / START_FILE
     made_with = _made_with(config, policy, config.replay.cache or None)
@@ -316,7 +320,8 @@ def start_run(
             cache.save(path, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
         except OSError as error:
             log.error(
-                "cannot write %s (%s); were the start interrupted now, it would begin anew",
+                "cannot write %s (%s); if the start is interrupted, it samples these responses "
+                "again. Free disk space or make the file writable",
                 path,
                 error,
             )
@@ -335,7 +340,7 @@ def start_run(
 
 
 def start_cost(workdir: Path) -> StartCost | None:
-    """Cost of filling a run's cache. None if it was not filled by sampling, or the file is gone."""
+    """Returns the cost of filling a run's cache; None if it was not sampled or its file is gone."""
     try:
         return StartCost(**load_responses(workdir / START_FILE)[1]["cost"])
     except (FileNotFoundError, ValueError):
@@ -353,7 +358,7 @@ def _fill(
     progress: bool,
     stop: Callable[[], bool],
 ) -> StartCost:
-    """`start_cache` with a progress bar; calls `write` every `write_every_s` seconds and at the
+    """Calls `start_cache` with a progress bar, and `write` every `write_every_s` seconds and at the
     end.
     """
     bar = progress_bar(
@@ -396,6 +401,6 @@ def _check_same(path: Path, about: dict[str, Any], made_with: dict[str, Any]) ->
     for name, mine in made_with.items():
         if theirs.get(name) != mine:
             raise ValueError(
-                f"{path} was begun with {name} {theirs.get(name)!r}, this command says {mine!r}; "
-                "write to another file, or continue with the settings of that one"
+                f"{path} was begun with {name} {theirs.get(name)!r}, this command has {mine!r}. "
+                "Write to another file, or continue with the settings of this one"
             )

@@ -1,4 +1,4 @@
-"""Compiles the programs of a run for abstract weights to predict its memory; allocates nothing."""
+"""Predicts the memory of a run: compiles its programs for abstract weights, allocates nothing."""
 
 import dataclasses
 import re
@@ -63,13 +63,13 @@ class Program:
     """One compiled program. Bytes are per device.
 
     Attributes:
-      known: part -> bytes that the program's shapes imply: weights, optimizer moments, gradients,
-        caches. Parts of different phases may share memory, as caches and gradients of a fused step.
-      total: XLA's count of the peak (arguments, outputs and temporaries, donated memory once), plus
-        the optimizer's state, which waits while others run.
+      known: part -> bytes computed from shapes: weights, optimizer moments, gradients, caches.
+        Parts of different phases may share memory, such as caches and gradients of a fused step.
+      total: XLA's peak (arguments, outputs and temporaries, donated memory once), plus the
+        optimizer's state, which stays allocated while other programs run.
       turn_down: configuration fields that make it smaller, most effective first.
-      collectives: what devices send each other, by kind. phases: the compiler's estimate, if it
-        makes one. kernels: name -> lines of the program that call it.
+      collectives: communication between devices, by kind. phases: the compiler's estimate of
+        phases, if it makes one. kernels: name -> lines of the program that call it.
       refused: the compiler's message, if it refused a program that cannot fit; `total` is then a
         lower bound.
     """
@@ -95,13 +95,14 @@ class DryRun:
     """Result of `dry_run`.
 
     Attributes:
-      pieces: of the update, per device. padding: lengths of responses -> computed tokens / held
-        tokens in an update.
-      one_mesh: whether the programs that generate and those that train run on one mesh.
-      vocabulary: of the policy. end_tokens: ids that end a response. tokenizer: whether one was
-        read.
-      beside: part -> bytes per device held beside every program and in no program's total
-        (reference policy).
+      one_mesh: whether generation and training run on one mesh.
+      limit: memory of a device in bytes; None if unknown.
+      beside: part -> bytes per device that stay allocated during every program and are in no
+        program's total (reference policy).
+      vocabulary: size of the policy's vocabulary. end_tokens: ids that end a response. tokenizer:
+        whether a tokenizer was read.
+      pieces: shape of the update's pieces, per device. padding: distribution of response lengths ->
+        computed tokens / held tokens in an update.
     """
 
     model: ModelConfig
@@ -121,12 +122,12 @@ class DryRun:
 
     @property
     def fits(self) -> bool:
-        """Whether every program fits. False if the device's memory is unknown."""
+        """Whether every program fits into a device's memory. False if that is unknown."""
         beside = sum(self.beside.values())
         return self.limit is not None and all(p.total + beside <= self.limit for p in self.programs)
 
     def text(self) -> str:
-        """The report in words."""
+        """Report as text."""
         lines = [
             f"{'policy':<21} {self.parameters:,} parameters",
             f"{'mesh':<21} {self.devices} x {self.device}",
@@ -171,7 +172,7 @@ class DryRun:
         if self.fits:
             lines += ["", f"every program fits into the {size_text(self.limit)} of a device"]
         if self.limit is None:
-            lines += ["", "this platform does not tell how much memory a device has"]
+            lines += ["", "the memory of a device is unknown on this platform"]
         return "\n".join(lines)
 
 
@@ -187,8 +188,8 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def refused_bytes(message: str) -> int:
-    """Largest size in a compiler's out-of-memory message. Raises JaxRuntimeError with any other
-    message.
+    """Returns the largest size in a compiler's out-of-memory message, in bytes. Raises
+    JaxRuntimeError for any other message.
     """
     if "RESOURCE_EXHAUSTED" not in message:
         raise jax.errors.JaxRuntimeError(message)
@@ -198,7 +199,7 @@ def refused_bytes(message: str) -> int:
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> Batch:
-    """The widest batch of one optimizer step, as shapes with shardings."""
+    """Largest batch of one optimizer step, as shapes with shardings."""
     rows = config.driver.groups * config.group_size // config.minibatches
     width = config.data.max_prompt_length + config.sampler.max_new
 
@@ -216,10 +217,8 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
 
 
 def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, float]:
-    """Computed tokens / held tokens in an update of `rows` rows per device, by lengths of
-    responses.
-
-    Assumes prompts of full length.
+    """Computed tokens / held tokens in an update of `rows` rows per device, by distribution
+    of response lengths. Assumes prompts of full length.
     """
     longest = config.sampler.max_new
     even = (np.arange(rows) + 0.5) / rows
@@ -253,7 +252,7 @@ def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
 def generation_parts(
     policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int
 ) -> dict[str, int]:
-    """Bytes per device that generation holds, by part."""
+    """Bytes per device of generation, by part."""
     contexts = generator.capacity[0] // generator.shards
     chunk = generator.config.prefill_chunk
     if chunk:
@@ -269,7 +268,7 @@ def fused_parts(
     mesh: Mesh,
     prompt_length: int,
 ) -> dict[str, int]:
-    """Bytes per device that the fused step holds, by part: generation, then the update, which
+    """Bytes per device of the fused step, by part: generation, then the update, which
     reuses its memory.
     """
     contexts = min(fused.sampler.context_pool or table.capacity, table.capacity)
@@ -281,8 +280,8 @@ def fused_parts(
 def sampling_parts(
     policy: build.Policy, s: SamplerConfig, contexts: int, mesh: Mesh, prompt_length: int
 ) -> dict[str, int]:
-    """Weights and caches of a sampler with `contexts` prompts per shard. Caches are split over
-    `tensor` if their heads are.
+    """Bytes per device of weights and caches of a sampler with `contexts` prompts per
+    shard. Caches are split over `tensor` if their heads are.
     """
     model = policy.model
     split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
@@ -308,22 +307,24 @@ def sampling_parts(
 
 
 def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
-    """Bytes per device of the reference policy, if there is one: weights as they are trained."""
+    """Bytes per device of the reference policy's weights, {} if there is none."""
     return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
 
 
 def dry_run(
     config: Config, target: Target | None = None, say: Callable[[str], Any] = lambda text: None
 ) -> DryRun:
-    """Compiles every program of a run for abstract weights on the configured mesh, of the present
-    devices or the target's.
+    """Compiles every program of a run for abstract weights on the configured mesh, and returns the
+    memory that each needs.
 
-    Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path`
-    is that file. Reads no weights or data and allocates nothing on devices. `say` gets the name of
-    each program before it is compiled, which may take minutes for an accelerator.
+    Reads the policy's config.json, and its tokenizer if `config.model.path` is a directory. Reads
+    no weights or data, and allocates nothing on devices.
 
-    Raises:
-      ValueError, FileNotFoundError: as the run itself would.
+    Args:
+      target: chips to compile for; None: the present devices.
+      say: called with a message before each compilation, which may take minutes.
+
+    Raises ValueError or FileNotFoundError where the run would.
     """
     config = config.validate()
     mesh, generation = build.build_meshes(config, None if target is None else target.devices())
@@ -364,8 +365,8 @@ def dry_run(
         if WAITING not in known:
             waits = waiting
             if name in DRAWING and generation is not mesh:
-                # On shared devices the weights that train wait too; on separate devices nothing
-                # waits.
+                # On shared devices the trained weights stay allocated too; separate devices hold
+                # nothing else.
                 shared = config.generation_mesh.devices == "shared"
                 waits = waiting + device_bytes(policy.params) if shared else 0
             known = {**known, WAITING: waits}
@@ -399,13 +400,13 @@ def dry_run(
 Plan = list[tuple[str, Callable[[], jax.stages.Lowered], dict[str, int], tuple[str, ...]]]
 
 
-# The programs that run on the mesh that generates.
+# Programs that run on the generation mesh.
 DRAWING = ("generation", "evaluation")
 
 
 def generating(policy: build.Policy, mesh: Mesh, generation: Mesh) -> build.Policy:
-    """The policy with the weights that generate: the trained ones, or those transferred to another
-    mesh.
+    """Returns the policy with the weights that generation uses: the trained ones, or their copy on
+    the generation mesh.
     """
     if generation is mesh:
         return policy
@@ -476,7 +477,7 @@ def plan_split(
 def plan_fused(
     config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig
 ) -> Plan:
-    """Programs of a run with a fused step: the step, and evaluation."""
+    """Programs of a run with a fused step: the step and evaluation."""
     step, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     length = build.context_length(config)
@@ -497,7 +498,7 @@ def plan_fused(
 
 
 def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, length: int):
-    """The plan entry of evaluation."""
+    """Plan entry of evaluation."""
     return (
         "evaluation",
         lambda: held_out.lower(policy.params),
@@ -507,7 +508,7 @@ def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, lengt
 
 
 def describe_work(config: Config) -> dict[str, float]:
-    """Sizes of a step and of a generation call (of a fused step: upper bounds)."""
+    """Sizes of a step and of a generation call; upper bounds for a fused step."""
     rule = config.rule
     fused = config.driver.where == "in_loop"
     prompts, samples = capacities(rule, config.driver)
@@ -532,8 +533,8 @@ def describe_work(config: Config) -> dict[str, float]:
 
 
 def explain_out_of_memory(config: Config, error: Exception) -> str:
-    """Message for a device that ran out of memory: the run's memory by part, and fields to turn
-    down.
+    """Message for a device that ran out of memory: the run's memory by part, and the
+    fields to turn down.
     """
     mesh, generation = build.build_meshes(config)
     policy = build.abstract_policy(config, mesh, generation)
@@ -571,5 +572,5 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
             ("update", update_parts(state) | reference_parts(config, policy), update),
         ]
     return explain(
-        error, parts, "--dry_run compiles every program and tells the whole, without allocating"
+        error, parts, "--dry_run compiles every program and reports its total, without allocating"
     )

@@ -1,10 +1,10 @@
 """The whole RL step as one program: screening, generation, verification, advantages, loss,
 gradients and update.
 
-`sample_adaptive` decides inside its loop which prompts continue. Every sample is drawn by the
-policy that is about to be updated. XLA reuses the memory of the caches for activations. A Python
-verifier is called from inside the program (`HostVerify`). If it fails, its rewards are NaN, the
-update is skipped as non-finite, and the caller of the step raises (`raise_failure`).
+`sample_adaptive` decides inside its loop which prompts continue. The policy that is then updated
+draws every sample. XLA reuses the memory of the caches for activations. The program calls a Python
+verifier on the host (`HostVerify`). If the verifier fails, its rewards are NaN, the update is
+skipped as non-finite, and the caller of the step raises the error (`raise_failure`).
 """
 
 import dataclasses
@@ -59,14 +59,14 @@ class FusedConfig:
     """Static settings of the fused step.
 
     Attributes:
-      rule, verify, sampler: as `sample_adaptive` takes them; slots and context pool are per shard.
+      rule, verify, sampler: arguments of `sample_adaptive`; slots and context pool are per shard.
       target: groups per shard.
       width: tokens of the longest possible row.
-      rows: samples trained on, per group on average; 0: as many as the rule can draw.
+      rows: mean number of samples per group to train on; 0: all that the rule can draw.
       pool: which of a group's samples are trained on, and whether a pool computes their advantages;
         None: all samples, ordinary advantages.
       rejected: whether samples of rejected candidates also go to the host, for the replay cache.
-      mask_prefix: as in `to_batch`; if False, the update needs `UpdateConfig.replayed`.
+      mask_prefix: see `to_batch`; if False, the update needs `UpdateConfig.replayed`.
     """
 
     rule: Rule
@@ -81,7 +81,7 @@ class FusedConfig:
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a shard's batch."""
+        """Number of rows in a shard's batch."""
         return self.target * (self.rows or self.rule.max_samples)
 
 
@@ -93,8 +93,10 @@ def choose_samples(
     size: int,
     key: Array,
 ) -> tuple[Array, Array | None]:
-    """(i32[size] indices into `rows` to train on, filled with `len(rows)`; their
-    advantages f32[size] or None).
+    """Chooses the samples of one shard to train on.
+
+    Returns (their indices into `rows`, i32[size], padded with `len(rows)`; their advantages,
+    f32[size], or None if the pool computes none).
     """
     ids, index = place_ids(samples, rows)
     rewards = samples.rewards[jnp.minimum(rows, len(samples.rewards) - 1)]
@@ -116,14 +118,14 @@ def choose_samples(
 
 
 def sampled(samples: AdaptiveSamples, rows: Array) -> dict[str, Array]:
-    """Arrays of `rows` of one shard's samples for the host, as `to_rollouts` takes them."""
+    """Selects `rows` of one shard's samples for the host, as input of `to_rollouts`."""
     at = jnp.minimum(rows, len(samples.lengths) - 1)
     fields = {name: getattr(samples, name) for name in SAMPLED}
     return {"rows": rows, **{name: x[at] for name, x in fields.items() if x is not None}}
 
 
 def rejected_samples(samples: AdaptiveSamples, counts: Counts, mesh: Mesh) -> dict[str, Array]:
-    """`sampled` of all samples that the rule rejected, over all shards."""
+    """Returns `sampled` for all samples that the rule rejected, over all shards."""
 
     def shard(tree):
         samples, counts = jax.tree.map(lambda x: x[0], tree)
@@ -144,11 +146,11 @@ def make_batch(
     mesh: Mesh,
     key: Array,
 ) -> tuple[Batch, dict[str, Array], Array | None]:
-    """All shards' groups as one batch. Rows are spread over the row shards; group ids count over
-    all of them.
+    """Builds one batch from the groups of all shards. Rows are sharded; group ids are unique over
+    all shards.
 
-    Returns (batch, all samples of these groups, as `to_rollouts` takes them, advantages of the rows
-    if pools compute them, else None).
+    Returns (batch; all samples of these groups, as input of `to_rollouts`; advantages of the rows
+    if a pool computes them, else None).
     """
 
     def shard(tree, key):
@@ -195,11 +197,12 @@ def make_fused_step(
     update: UpdateConfig,
     config: FusedConfig,
 ):
-    """The jitted step (state, prompts, key) -> (state, metrics, drawn, samples' bookkeeping,
-    counts); donates the state.
+    """Returns the jitted step (state, prompts, key) -> (state, metrics, drawn, facts, counts); it
+    donates the state.
 
-    `prompts` have shards on axis 0. "rejected" in the bookkeeping is the result of
-    `rejected_samples`, or None. Metrics are f32 scalars as those of `step.make_update`.
+    `prompts` have shards on axis 0. `drawn` are the samples of the groups trained on, as input of
+    `to_rollouts`. `facts` are statistics of all samples; its "rejected" is the result of
+    `rejected_samples`, or None. Metrics are f32 scalars, those of `step.make_update`.
     """
     shardings = state_shardings(model, optimizer, mesh)
     rows = batch_sharding(mesh)
@@ -238,7 +241,7 @@ def make_fused_step(
                 state, grads, metrics["loss/total"], optimizer, mask=batch.mask
             )
         metrics = metrics_to_log(metrics, norm, finite, mask=batch.mask)
-        # `drawn` has the rows themselves; this is the bookkeeping of all samples.
+        # `drawn` has the samples trained on; these are statistics of all samples.
         facts = {
             name: getattr(samples, name)
             for name in (
@@ -271,15 +274,15 @@ def make_fused_step(
 
 
 class Table:
-    """Builds tables of static shape from candidates, assigned to shards in turn.
+    """Builds tables of static shape from candidates, which are assigned to shards in turn.
 
     Args:
-      mesh: a process makes the tables of its own shards. capacity: candidates per shard. length: of
-        a context, in tokens.
-      encode: prompts -> the pytree that the verifier takes as answers, one row each; may raise
+      mesh: a process builds the tables of its own shards. capacity: candidates per shard. length:
+        capacity of a context in tokens.
+      encode: prompts -> the verifier's answers, a pytree with one row per prompt; may raise
         ValueError.
-      replayed: samples of a candidate if they may start inside a response; 0: none does. max_new:
-        tokens of a sample without prefix.
+      replayed: samples per candidate if samples may start with a replayed prefix, else 0.
+      max_new: most new tokens of a sample without a prefix.
     """
 
     def __init__(
@@ -305,13 +308,14 @@ class Table:
         asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
         replays: Sequence[Replay | None] = (),
     ) -> Prompts:
-        """Table of at most shards x capacity prompts; prompt i goes to shard i mod shards.
+        """Builds the table of at most shards x capacity prompts; prompt i goes to shard i mod
+        shards.
 
         Args:
-          asked: each shard's (estimates f64, budgets i64 or None); the program has columns for them
-            if given.
-          replays: for each prompt, where its samples start, None for the end of the prompt; needs
-            `replayed`.
+          asked: each shard's (estimates f64, budgets i64 or None). If passed, adds estimate and
+            budget columns to the table.
+          replays: each prompt's replayed prefixes, or None to start at the end of the prompt;
+            requires Table(replayed > 0).
         """
         tables = {}
         for shard in own_row_shards(self.mesh):
@@ -359,12 +363,12 @@ def to_rollouts(
     rule: Rule,
     asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
 ) -> Rollouts | None:
-    """Trained samples of a step (or its rejected ones), shard by shard in launch order; None if
-    there are none.
+    """Converts samples of a step to rollouts, shard by shard in launch order. Returns None if there
+    are none.
 
     Args:
-      drawn: `SAMPLED` of the samples, and their rows in their shard's table. prompts: those that
-        `table` was built of.
+      drawn: result of `sampled`, concatenated over shards.
+      prompts, asked: the arguments that the step's table was built from.
     """
     shard = np.repeat(np.arange(table.shards), len(drawn["rows"]) // table.shards)
     candidate, index = np.divmod(drawn["rows"], rule.max_samples)

@@ -1,7 +1,8 @@
-"""Host side of the fused step: takes candidates from the stream, returns unused ones, and counts.
+"""Host side of the fused step: takes candidates from the stream, puts unused ones back, and counts
+outcomes.
 
-The step is one program and cannot be stopped inside. `stop` is checked before each attempt, so a
-signal waits for one program: a whole step unless no candidate is accepted.
+The program cannot be stopped while it runs. `stop` is checked before each attempt, so a signal
+waits for one program: a whole step, unless no candidate is accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +27,14 @@ from rl_speed.update.state import TrainState
 
 
 class FusedStep:
-    """A step that is one program: nothing is in flight between steps, and no sample is stale. The
-    loop calls it as it calls `SplitStep`.
+    """An RL step that is one program: nothing is in flight between steps, and no sample is stale.
+    It has the interface of `SplitStep`.
 
     Args:
       program: the compiled step. table: builds its candidates. stream: their source. fused: the
         program's settings.
-      key: the run's typed root key. groups: that a step needs, over all shards. max_calls: attempts
-        to get any.
+      key: the run's typed root key. groups: groups of a step, over all shards.
+      max_calls: most attempts of a step to get any group.
       budgets, prefixes: see `Screening`. Each shard divides the budget of its own prompts. With
         budgets a step takes as many candidates as groups, because every candidate completes.
 
@@ -76,8 +77,8 @@ class FusedStep:
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
-        """See `SplitStep`. If no candidate is accepted, nothing is updated, and the next ones are
-        tried.
+        """Runs one step; see `SplitStep.__call__`. If an attempt accepts no candidate, it updates
+        nothing, and the next candidates are tried.
 
         Raises:
           StarvedError: no candidate was accepted in `max_calls` attempts.
@@ -125,7 +126,7 @@ class FusedStep:
             metrics, drawn, facts, counts = jax.device_get(rest)
             raise_failure(self._verify)
         except BaseException as error:
-            self.stream.put_back(prompts)  # as if they had never left it
+            self.stream.put_back(prompts)  # as if they had not been taken
             error.state = state
             raise
         self.whole = False  # until all results are stored
@@ -151,7 +152,7 @@ class FusedStep:
         return state, metrics, rollouts
 
     def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
-        """Start of the samples of each prompt; empty without a replay cache."""
+        """Each prompt's replayed prefixes, or None; [] without a replay cache."""
         if self.screening.prefixes is None:
             return []
         return [
@@ -167,8 +168,8 @@ class FusedStep:
         trained: int,
         report: StepReport,
     ) -> None:
-        """Adds one attempt to the prompt counts and the report; `trained`: sampled tokens of the
-        groups trained on.
+        """Adds one attempt, of `count` candidates, to the prompt counts and the report; `trained`:
+        sampled tokens of the groups trained on.
         """
         status = facts["status"]
         done = counts.done
@@ -202,13 +203,13 @@ class FusedStep:
         report.pass_rates += (facts["first_correct"][decided] / first[decided]).tolist()
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
-        """Does nothing: the next program's prompts depend on this one's results, and it donates the
-        state.
+        """Does nothing: the next program's candidates depend on this one's results, and this one
+        donates the state.
         """
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Wasted tokens so far, the last step's seconds in a Python verifier, and metrics of
-        screening.
+        """Wasted tokens so far, seconds of the last step in a Python verifier, and metrics
+        of screening.
         """
         waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
         return {

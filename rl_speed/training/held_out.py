@@ -1,5 +1,5 @@
-"""Held-out evaluation of a run, on one or several sets: accuracies by step, and the state of an
-evaluation that was stopped between two calls.
+"""Held-out evaluation of a run on one or several sets: accuracies by step, and the state of a
+stopped evaluation.
 """
 
 import dataclasses
@@ -24,13 +24,14 @@ class HeldOut:
     """Evaluates successive policies on the same prompts with the same random numbers.
 
     Args:
-      sets: by name; see `build.build_data`. generator: of capacity `room`, prompts and samples of a
-        call.
-      scorer: its `judge` decides what is correct.
+      sets: held-out sets by name; see `build.build_data`.
+      generator: the sampler, of capacity `room`.
+      room: prompts and samples of a generation call.
+      scorer: its `judge` decides which samples are correct.
 
     Attributes:
-      points: results of each evaluation, with its step and totals; see `Evaluations.metrics`.
-      under_way: finished prompts of the evaluation that `stop` ended.
+      points: metrics of each evaluation, with its step and totals; see `Evaluations.metrics`.
+      under_way: results so far of an evaluation that `stop` ended; None if there is none.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class HeldOut:
     def measure(
         self, params: Any, step: int, totals: dict[str, float], stop: Callable[[], bool]
     ) -> Evaluations | None:
-        """Adds a point.
+        """Evaluates `params` and adds the metrics to `points`.
 
-        Returns None without held-out prompts, or if `stop` ended it between two calls; the next
-        call continues it.
+        Returns None without held-out sets, or if `stop` ended the evaluation; the next `measure`
+        continues it.
         """
         if not self.sets:
             return None
@@ -88,7 +89,8 @@ class HeldOut:
             )
         except OSError as error:
             log.error(
-                "cannot write evaluations.jsonl (%s); it is written anew with the next evaluation",
+                "cannot write evaluations.jsonl (%s); the next evaluation writes the whole file "
+                "again",
                 error,
             )
 
@@ -104,7 +106,7 @@ class HeldOut:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state; ignores other entries.
 
-        A stopped evaluation starts again if settings changed.
+        A stopped evaluation restarts if sets or settings changed.
         """
         self.points = json.loads(state["evaluations"])
         if "evaluating" in state and self.sets:
@@ -114,7 +116,7 @@ class HeldOut:
             )
 
     def _settings(self) -> str:
-        """Settings, besides the policy, that responses depend on."""
+        """Settings that results depend on, besides the policy."""
         c = self._config
         return json.dumps(
             [dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)]
@@ -123,5 +125,5 @@ class HeldOut:
 
 
 def shown(point: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of a point to log beside the step's own, which already have the totals."""
+    """ "eval/" metrics of a point, to log; the step's own metrics have the totals."""
     return {name: value for name, value in point.items() if name.startswith("eval/")}

@@ -1,6 +1,4 @@
-"""The training loop: groups, update, metrics, evaluation, checkpoints. Python around compiled
-functions.
-"""
+"""The training loop: runs the step, logs metrics, evaluates, and saves checkpoints."""
 
 import contextlib
 import dataclasses
@@ -61,8 +59,8 @@ FORMAT = 3
 
 
 class NonFiniteError(RuntimeError):
-    """Too many updates in a row had a non-finite loss or gradient, the policy's logits end every
-    response, or its weights are not finite. All processes of a run find it at the same place.
+    """Too many updates in a row had a non-finite loss or gradient, non-finite logits ended every
+    response, or the weights are not finite. All processes of a run raise it at the same place.
     """
 
     exit_status = 1
@@ -71,7 +69,7 @@ class NonFiniteError(RuntimeError):
 
 @dataclasses.dataclass
 class Totals:
-    """Sums over the run; saved with it.
+    """Sums over the run, saved in its checkpoints.
 
     `train_s` is wall-clock time without evaluation, checkpoints and compilation.
     """
@@ -83,10 +81,10 @@ class Totals:
 
 
 class Trainer:
-    """A run: `Trainer(config, workdir).run()`.
+    """A training run: `Trainer(config, workdir).run()`.
 
-    Resumes from the newest checkpoint by default. Each of several processes makes one with the same
-    arguments and calls the same methods; process 0 writes the files.
+    Resumes from the newest checkpoint by default. With several processes, each builds a Trainer
+    with the same arguments and calls the same methods; process 0 writes the files.
 
     Args:
       hosts: the processes of the run; None: those of `hosts.connect`.
@@ -99,7 +97,7 @@ class Trainer:
 
     def __init__(self, config: Config, workdir: str | Path, hosts: Hosts | None = None):
         if not str(workdir):
-            raise ValueError("--workdir is empty: name a folder")
+            raise ValueError("--workdir is empty: name the folder to write the run to")
         check_path("--workdir", str(workdir))
         self.config = config.validate()
         self.workdir = Path(workdir)
@@ -192,7 +190,7 @@ class Trainer:
     # Files and resume.
 
     def _find_run(self) -> dict[str, Any]:
-        """Settings of the run to continue; empty if there is none, or no settings are readable.
+        """Returns the settings of the run to continue; {} if it has no checkpoint or config.json.
 
         Raises the constructor's errors about checkpoints before anything is built.
         """
@@ -215,7 +213,9 @@ class Trainer:
             require_moved(self.workdir, before, self._folder)
         if c.resume == "must" and not steps:
             raise FileNotFoundError(
-                f"config.checkpoints.resume is 'must', but {self._folder} holds none"
+                f"config.checkpoints.resume is 'must', but {self._folder} has no checkpoint: "
+                "correct --workdir or config.checkpoints.dir, or set "
+                "config.checkpoints.resume=auto to begin a run"
             )
         if c.resume == "never" and steps:
             raise FileExistsError(
@@ -256,8 +256,8 @@ class Trainer:
         if (written := host.get("format")) != FORMAT:
             raise CheckpointError(
                 f"the checkpoint of step {self.step} in {self._folder} has format {written}; this "
-                f"version of the code reads format {FORMAT}. Resume the run with the version that "
-                "began it; environment.json of the workdir names it"
+                f"version of the code reads format {FORMAT}. Resume the run with the commit that "
+                "environment.json of the workdir records"
             )
         if self.reference is not None:
             self.reference.restore(
@@ -274,20 +274,20 @@ class Trainer:
         asked = os.environ.get("XLA_FLAGS", "")
         if platform_of(self.mesh) == "gpu" and "deterministic_ops" not in asked:
             log.warning(
-                "on a GPU sums may come in another order: numbers are those of an uninterrupted "
-                "run up to rounding, and exactly with XLA_FLAGS=--xla_gpu_deterministic_ops=true "
-                "in both"
+                "a GPU may add numbers in another order: this run equals an uninterrupted one up "
+                "to rounding. For equal bits, start and resume a run with "
+                "XLA_FLAGS=--xla_gpu_deterministic_ops=true"
             )
 
     def save(self) -> bool:
-        """Checkpoints everything the next step depends on, including a step that was stopped
-        between its generation calls. Saves the reference policy only if it is neither the initial
-        policy nor the one saved here.
+        """Saves a checkpoint of everything the next step depends on, including samples of a stopped
+        step. Saves the reference policy only if it is neither the initial policy nor the one saved
+        here.
 
-        False where a checkpoint of this step stays in place of this one: what there is of the next
-        step is then made again.
+        Returns False, and saves nothing, if the folder is in a bucket and has a checkpoint of this
+        step already. A resumed run then draws the samples of the stopped step again.
 
-        Raises NonFiniteError where the weights are not finite.
+        Raises NonFiniteError if the weights are not finite.
         """
         reference = self.reference
         if self._checkpoints.keeps(self.step):
@@ -311,15 +311,15 @@ class Trainer:
         return True
 
     def _require_sound(self) -> None:
-        """Raises NonFiniteError where the weights are not finite: such a policy is neither saved,
-        for older checkpoints go where a newer one comes, nor exported.
+        """Raises NonFiniteError if the weights are not finite: a checkpoint of them would replace a
+        sound one.
         """
         if is_sound(self.state):
             return
         self._checkpoints.wait()
         newest = self._checkpoints.latest()
         raise NonFiniteError(
-            f"the policy's weights are not finite after step {self.step}, and are not saved. "
+            f"the policy's weights are not finite after step {self.step}; they are not saved. "
             + (
                 "There is no checkpoint"
                 if newest is None
@@ -329,8 +329,8 @@ class Trainer:
         )
 
     def _unsaved(self) -> str:
-        """Waits for the last save, and tries once more if it failed. Returns the problem if it
-        failed again, else "".
+        """Waits for the last save, and retries it once if it failed. Returns the problem if the
+        retry failed, else "".
         """
         self._checkpoints.wait()
         if self._checkpoints.lost:
@@ -342,19 +342,23 @@ class Trainer:
         return (
             f"the last checkpoint, of step {self.step}, could not be written to {self._folder}: "
             f"{self._checkpoints.last_failure}. "
-            + ("There is none" if newest is None else f"The newest there is that of step {newest}")
+            + (
+                "The folder has no checkpoint"
+                if newest is None
+                else f"The newest checkpoint there is that of step {newest}"
+            )
         )
 
     def _save_before(self, error: BaseException) -> None:
-        """Saves the state and policy when `error` ends the run, if they are whole."""
+        """Saves the state and exports the policy when `error` ends the run, if they are whole."""
         if self.step == 0 or isinstance(error, (TakenError, SaveError)):
             return
         if self.hosts.count > 1 and not getattr(error, "everywhere", False):
-            problem = "one of several processes cannot save alone"
+            problem = "only all processes together can save a checkpoint"
         elif not (self._whole and self.rl_step.whole):
-            problem = "it came inside a step, with only a part of it done"
+            problem = "the error came in the middle of a step"
         elif not is_sound(state := getattr(error, "state", self.state)):
-            problem = "the weights are not finite, or were lost in the update that failed"
+            problem = "the weights are not finite, or the failed update had donated them"
         else:
             self.state = state
             try:
@@ -365,44 +369,44 @@ class Trainer:
                 problem = f"{type(second).__name__}: {second}"
         if problem:
             log.error(
-                "%s ended the run, and what was made since the last checkpoint is not saved: %s. "
-                "The same command goes on from the newest checkpoint",
+                "%s ended the run, and the steps since the last checkpoint are not saved: %s. "
+                "The same command continues from the newest checkpoint",
                 type(error).__name__,
                 problem,
             )
         else:
-            log.warning("saved step %d in %s before the error", self.step, self._folder)
+            log.warning("saved step %d in %s before ending with the error", self.step, self._folder)
 
     # The loop.
 
     @property
     def done(self) -> bool:
-        """Whether the last step is made, or the time for training is used up."""
+        """Whether all steps are made, or `training.max_seconds` are used up."""
         limit = self.config.training.max_seconds
         return self.step >= self.config.training.steps or 0 < limit <= self.totals.train_s
 
     def run(self, over: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Trains to the last step, or until `training.max_seconds` are used up; returns (and
-        writes) the summary.
+        """Trains to the last step, or until `training.max_seconds` are used up; writes the summary
+        and returns it.
 
         Args:
-          over: called wherever a signal would be checked; True stops the run as SIGALRM does, and a
+          over: called wherever signals are checked; True stops the run as SIGALRM would, and a
             later call of `run` continues it.
 
         Raises:
-          NonFiniteError: after `training.max_skipped` non-finite updates in a row, or where
-            non-finite logits ended every response of a step; the batch of the last is in
-            the workdir. Or where the weights are not finite when they would be saved or exported.
-          Stopped: SIGTERM or SIGINT came, or `over` said so; the update under way was finished,
-            a generation call ended (of several processes, or with a lag: finished), and everything
-            saved, what there was of a step or of an evaluation too. A call that was ended is made
-            again.
+          NonFiniteError: `training.max_skipped` updates in a row were non-finite, or non-finite
+            logits ended every response of a step. The batch of the last skipped update, or of that
+            step, is saved in the workdir. Also if the weights to save or export are not finite.
+          Stopped: SIGTERM or SIGINT came, or `over` returned True. The current update finishes.
+            With one process and no lag, a training generation call is aborted and repeated on
+            resume; otherwise it finishes. Partial steps and evaluations are saved.
         """
         try:
             with stop_on_signals(self.hosts, over) as stop:
                 self._watch_calls(stop)
                 self._start_replay(stop)
-                # Its own file has the samples; a checkpoint would mark the start as finished.
+                # The samples are in the replay start's own file. A checkpoint would mark the start
+                # as finished.
                 if stop:
                     raise Stopped(stop.received, self.step, self.workdir, receiver=stop.receiver)
                 with (
@@ -432,17 +436,17 @@ class Trainer:
         return summary
 
     def _watch_calls(self, stop: StopRequest) -> None:
-        """Makes generation calls check `stop` between parts. Several processes cannot agree there
+        """Lets `stop` end a generation call between its parts. Several processes cannot agree there
         and stop between calls.
         """
         if self.hosts.count == 1:
-            # With a lag, the weights that would make a stopped call again are gone.
+            # With a lag, the weights needed to repeat an aborted call are gone.
             self.generator.stop = (lambda: False) if self.config.driver.lag else stop.ask
             self.held_out.generator.stop = stop.ask
 
     def _start_replay(self, stop: StopRequest) -> None:
-        """Samples a response to every prompt before the first step, if replay starts so. It counts
-        as training.
+        """Fills the replay cache before the first step if `replay.start` is "sample". Its seconds,
+        tokens and samples count in the totals.
         """
         if (
             self._resumed
@@ -568,9 +572,7 @@ class Trainer:
         return step >= c.training.steps or due(c.evaluation.every) or due(c.checkpoints.every)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Held-out accuracy of the current policy, stored with the totals; see
-        `HeldOut.measure`.
-        """
+        """Measures the held-out accuracy of the current policy; see `HeldOut.measure`."""
         with activity.phase("evaluating"):
             totals = dataclasses.asdict(self.totals)
             found = self.held_out.measure(self.weights(), self.step, totals, stop)
@@ -580,7 +582,7 @@ class Trainer:
                 self.held_out.write(self.workdir)
 
     def weights(self) -> Any:
-        """The policy's weights on the mesh that generates."""
+        """Returns the policy's weights on the generation mesh."""
         params = self.state.params
         return params if self.transfer is None else self.transfer(params)
 
@@ -591,15 +593,15 @@ class Trainer:
         return path
 
     def _require_finite(self, rollouts: Rollouts) -> None:
-        """Raises NonFiniteError if no sample of a step can be trained on: the same policy would
-        draw the next step's samples.
+        """Raises NonFiniteError if no sample of a step can be trained on: the next step would
+        sample from the same policy.
         """
         if rollouts.nonfinite.all():
             raise NonFiniteError(
                 f"every response to train on in step {self.step} ended at logits that are not "
-                "finite: the policy's weights, or what it computes of them, are broken. The batch "
-                f"is in {self._keep_for_inspection(rollouts)} (rl_speed.data.rollouts.unpack "
-                "reads it)"
+                "finite: the policy's weights or its forward pass are broken. The batch is in "
+                f"{self._keep_for_inspection(rollouts)} (rl_speed.data.rollouts.unpack reads it). "
+                "Lower config.optimizer.learning_rate, or check the weights of config.model.path"
             )
 
     def _check_finite(self, rollouts: Rollouts) -> None:
@@ -607,10 +609,10 @@ class Trainer:
         if in_row >= self.config.training.max_skipped:
             path = self._keep_for_inspection(rollouts)
             raise NonFiniteError(
-                f"the last {in_row} updates had a non-finite loss or gradient and were skipped "
-                f"(step {self.step}); the batch of the last is in {path} "
-                "(rl_speed.data.rollouts.unpack reads it). Lower config.optimizer.learning_rate, "
-                "or look at metrics.jsonl for where it began"
+                f"the last {in_row} updates had a non-finite loss or gradient and were skipped. "
+                f"The batch of the last one (step {self.step}) is in {path} "
+                "(rl_speed.data.rollouts.unpack reads it). Lower config.optimizer.learning_rate; "
+                "metrics.jsonl shows the step where it began"
             )
 
     def _account(self, stats: GenerationStats, seconds: float) -> None:
@@ -620,7 +622,7 @@ class Trainer:
         t.samples += stats.samples
 
     def _record(self, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
-        """Numbers of the step that the host knows when its update is dispatched."""
+        """Metrics of the step that the host knows when its update is dispatched."""
         screening = self.rl_step.screening
         return {
             **describe(self.step, rollouts, report),
@@ -670,7 +672,7 @@ class Trainer:
         self.scorer.close()
 
     def _faults(self) -> dict[str, int]:
-        """Counts of faults over all processes of the run: those in metrics.jsonl, and this
+        """Returns counts of faults since the run began: those in metrics.jsonl, and this
         process's.
         """
         now = {
@@ -729,10 +731,9 @@ class Trainer:
 
 
 def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
-    """Checks that all processes were started alike, see one workdir, and can run the configuration
-    together.
+    """Checks that all processes share the workdir, and have the same settings, JAX and code.
 
-    Raises DifferError or ValueError.
+    Raises DifferError if not, ValueError for settings that several processes cannot run.
     """
     if hosts.count == 1:
         return
@@ -746,14 +747,14 @@ def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
         token.unlink()
     if blind:
         raise DifferError(
-            f"{workdir} must be one folder that all processes see; what process 0 wrote there "
-            f"{', '.join(blind)} does not see. Use a shared file system"
+            f"--workdir={workdir} must be one folder that all processes see; {', '.join(blind)} "
+            "does not see what process 0 wrote there. Use a folder on a shared file system"
         )
     if config.estimate.kind == "value" and config.driver.depth:
         raise ValueError(
-            "config.estimate.kind='value' with config.driver.depth above 0 sends programs to the "
-            "devices from two threads at a time, in an order that several processes do not share; "
-            "take depth 0, or config.estimate.kind='ema'"
+            f"config.estimate.kind='value' with config.driver.depth={config.driver.depth} cannot "
+            "run on several processes: two threads dispatch programs, each process in another "
+            "order. Set config.driver.depth=0 or config.estimate.kind=ema"
         )
     settings = {f"config.{name}": value for name, value in flatten(config.to_dict()).items()}
     hosts.require_same(
@@ -763,7 +764,7 @@ def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
 
 
 def _require_writable(workdir: Path) -> None:
-    """Fails on a workdir that cannot be written before anything is built."""
+    """Raises OSError if the workdir cannot be written, before anything is built."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=workdir):
@@ -771,7 +772,7 @@ def _require_writable(workdir: Path) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot write to the workdir ({error.strerror}); choose a "
-            "folder that you may write to",
+            f"cannot write to the workdir ({error.strerror}); choose a folder that you may write "
+            "to",
             str(workdir),
         ) from None

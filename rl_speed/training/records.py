@@ -1,4 +1,4 @@
-"""Records of a step: numbers of its rollouts, decoded samples, the line beside the progress bar."""
+"""Records of a step: metrics of its rollouts, decoded samples, text of the progress bar."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +13,12 @@ from rl_speed.sampling import Rule
 
 
 def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
-    """Numbers of a step after `step` updates.
+    """Metrics of a step's rollouts and generation, after `step` updates.
 
-    Over the groups trained on, `train/accuracy` is the mean over samples (Reinforce-Ada's
-    batch-level reward) and `train/accuracy_prompts` the mean over prompts (its prompt-level
-    reward). By its appendix C.2, (accuracy - accuracy_prompts) times the number of samples is the
-    sum over prompts of (N_x - mean N) (r_x - mean r): negative if prompts that fail get the most
-    samples.
+    Over the groups trained on, `train/accuracy` is the mean over samples (the batch-level reward of
+    Reinforce-Ada) and `train/accuracy_prompts` the mean over prompts (its prompt-level reward). By
+    its appendix C.2, (accuracy - accuracy_prompts) times the number of samples is the sum over
+    prompts of (N_x - mean N) (r_x - mean r): negative if prompts that fail get the most samples.
     """
     g = report.generation
     ages = step - rollouts.versions
@@ -53,9 +52,11 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
 
 
 def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
-    """ "round/..." of the groups trained on, from `rule.round_counts`; {} for rules without it.
+    """ "round/..." metrics of the groups trained on, from `rule.round_counts`; {} for a rule
+    without it.
 
-    These are all sampled groups with `on_unresolved="keep"` (Reinforce-Ada, Figure 5, lower row).
+    With `on_unresolved="keep"` all sampled groups are trained on (Reinforce-Ada, Figure 5, lower
+    row).
     """
     own = getattr(rule, "round_counts", None)
     counts = own(rollouts.correct_counts, rollouts.sizes) if own else {}
@@ -65,7 +66,9 @@ def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
 def rollout_record(
     step: int, group: Rollouts, tokenizer: Any, end_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """One sample of a group as text; successive steps show samples of both phases."""
+    """Returns one sample of a group, decoded. Its index follows the step, so that successive steps
+    show samples of both phases.
+    """
     index = step % len(group)
     (response,) = decode_responses(tokenizer, group.take([index]), end_tokens)
     return {
@@ -85,7 +88,7 @@ def rollout_record(
 
 
 def progress_text(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
-    """Text on the latest step and the latest held-out evaluation."""
+    """Text of the progress bar: the latest step and held-out evaluation."""
     held = ""
     if points:
         last = points[-1]

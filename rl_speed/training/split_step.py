@@ -1,11 +1,10 @@
-"""The split step: generation calls with the rule between them, on the host; then one or several
-updates on complete groups.
+"""The split step: generation calls, with the rule applied between them on the host, then one or
+several optimizer steps on complete groups.
 
-With `driver.lag` the groups of the next step are drawn while this step's are trained on, by the
-policy before that update: update s trains on samples of version s - 1 (the first on version 0).
-Counts alone decide what is drawn when, so runs repeat and resume bit for bit on any devices.
-Waiting groups are part of the state, so a step starts from the policy it is given and needs no
-older one.
+With `driver.lag` the policy before an update draws the next step's groups during that update:
+update s trains on samples of version s - 1 (the first on version 0). Counts, never timing, decide
+which samples are drawn when, so runs repeat and resume bit for bit on any devices. Waiting groups
+are part of the state, so a step needs no older policy than the one it is given.
 """
 
 import time
@@ -36,19 +35,19 @@ Metrics = Callable[[], dict[str, float]]
 
 
 def under_train(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of an update for the log: "train/NAME" of each, on the host."""
+    """Copies an update's metrics to the host, named "train/NAME"."""
     return {f"train/{name}": float(value) for name, value in metrics.items()}
 
 
 class SplitStep:
-    """A step of generation calls and an update. The state is donated.
+    """An RL step of generation calls and an update, which donates the state.
 
     Args:
-      driver: generates, scores and decides. select: which samples of a group are trained on; None:
-        all.
-      update, advantages, score: as `make_update`, `make_advantages` and `make_score` make them, on
-        the mesh. reference: of a KL penalty, if any. transfer: moves weights to the mesh that
-        generates; None: same mesh.
+      driver: generates and scores samples, and applies the rule.
+      select: chooses the samples of a group to train on; None: all.
+      update, advantages, score: from `make_update`, `make_advantages` and `make_score`.
+      mesh: the training mesh. reference: the reference policy of a KL penalty, if any.
+      transfer: moves weights to the generation mesh; None: it is the training mesh.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class SplitStep:
 
     @property
     def screening(self) -> Screening:
-        """Prompt counts, estimates, budgets and replayed responses."""
+        """The driver's prompt counts, estimates, budgets and replayed responses."""
         return self.driver.screening
 
     @property
@@ -97,26 +96,26 @@ class SplitStep:
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TrainState, Rollouts | None, StepReport, Metrics]:
-        """Returns (the state after the step, its groups with the rewards they were trained with,
-        the report of generation, the update's metrics), without waiting for the update.
+        """Runs one step. Returns (the state after it, its groups with the rewards they were trained
+        with, the report of generation, the update's metrics), without waiting for the update.
 
         `stop` is called between generation calls. If it returns True the groups are None and there
         is no update: the step keeps its samples, also in `state_dict`, and the next call continues
         it. There is also no update if non-finite logits ended every sample.
 
-        With `driver.depth`, calls are generated while groups are scored. They read the weights that
-        the update donates, so the step waits for them, as generation. No call then runs during
-        evaluation and checkpoints, which the step's seconds exclude.
+        With `driver.depth`, generation calls run while groups are scored. They read the weights
+        that the update donates, so the step waits for them before the update and counts the wait as
+        generation. No call runs during evaluation and checkpoints.
 
-        With `driver.lag` a stop waits for the groups of the next step: the policy that draws them
-        is gone when the step ends.
+        With `driver.lag` a stop waits for the groups of the next step, because the policy that
+        draws them is gone when the step ends.
 
         Args:
           version: policy updates made so far; stored with every sample drawn now.
 
-        Raises: errors of generation, scoring or update. If the step is still `whole`, it is as
-        between two generation calls, and `state_dict` can be saved. The error's attribute `state`
-        is the train state, if it differs from the given one.
+        Raises: errors of generation, scoring or update. If `whole` is still True, the state is that
+        between two generation calls and `state_dict` can be saved. The error's attribute `state` is
+        the train state, if it differs from the given one.
         """
         if self._failure is not None:
             raise self._failure
@@ -141,7 +140,7 @@ class SplitStep:
                 launched = time.perf_counter()
                 state, metrics = self.update(state, rollouts)
         except BaseException:
-            self._ready = drawn  # trained on when there can be an update
+            self._ready = drawn  # for the next call to train on
             raise
         if lag:
             done = self._clock.submit(lambda: (jax.block_until_ready(metrics), time.perf_counter()))
@@ -171,7 +170,7 @@ class SplitStep:
         return state, rollouts, report, finish
 
     def _weights(self, params: Any, timer: PhaseTimer) -> Any:
-        """The policy's weights on the mesh that generates."""
+        """Returns the policy's weights on the generation mesh."""
         if self._transfer is None:
             return params
         begin = time.perf_counter()
@@ -194,14 +193,14 @@ class SplitStep:
         return rollouts, report
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
-        """Dispatches the first generation call of the next step after the update, so that it does
-        not wait for host work. Its seconds count as the update's, which runs meanwhile.
+        """Dispatches the first generation call of the next step behind the update, so that it does
+        not wait for host work. Its seconds count as the update's.
 
-        Results do not change. Afterwards, `screening` and `metrics` have the numbers of the next
-        step. Does nothing if weights must be transferred first, or the groups are drawn already.
+        Results do not change. Afterwards, `screening` and `metrics` describe the next step. Does
+        nothing if weights must be transferred first or the groups are already drawn.
 
         Args:
-          state, version: those that the next step will be given.
+          state, version: arguments of the next step.
         """
         if self._transfer is not None or self._config.driver.lag:
             return
@@ -209,12 +208,11 @@ class SplitStep:
             self.driver.start_next(state.params, version)
 
     def update(self, state: TrainState, rollouts: Rollouts) -> tuple[TrainState, dict[str, Any]]:
-        """All optimizer steps of one RL step on these groups. Metrics are means over them, except
-        `empty_minibatches`, the number of mini-batches without samples, which make no optimizer
-        step.
+        """Makes all optimizer steps of one RL step on these groups; returns (state, metrics).
 
-        Drops samples that non-finite logits ended: their log-probs would likely make the whole
-        update non-finite, and their rewards say nothing about the tokens before.
+        Metrics are means over optimizer steps, except `empty_minibatches`: the number of
+        mini-batches without samples, which make no optimizer step. Samples that non-finite logits
+        ended are dropped: their log-probs could make the whole update non-finite.
         """
         c = self._config
         o = self._config.objective
@@ -257,7 +255,7 @@ class SplitStep:
         history = []
         padding = np.flatnonzero(ids < 0)
         minibatches = split_minibatches(ids, parts)
-        # Keeps one, so that there are metrics.
+        # Keeps one even if all are empty, so that there are metrics.
         for index in [index for index in minibatches if len(index)] or minibatches[:1]:
             spare = len(ids) // parts - len(index)
             index = np.concatenate([index, padding[:spare]])
@@ -270,7 +268,7 @@ class SplitStep:
         return state, {**mean, "empty_minibatches": empty}
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Metrics of the driver, and of the transfer of weights."""
+        """Metrics of the driver and of the transfer of weights."""
         sent = (
             {}
             if self._transfer is None
@@ -282,7 +280,7 @@ class SplitStep:
         return {**sent, **self.driver.metrics(version)}
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the driver, and groups drawn for the next step."""
+        """State of the driver and the groups drawn for the next step."""
         ready = {}
         if self._ready is not None:
             rollouts, report = self._ready
@@ -290,7 +288,7 @@ class SplitStep:
         return {**ready, **self.driver.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state; the lag may have changed."""
+        """Restores the state; `driver.lag` may have changed since."""
         self._ready = None
         if "ready" in state:
             groups = unpack(state["ready"]["groups"])
@@ -300,10 +298,12 @@ class SplitStep:
 
 
 def split_minibatches(group_ids: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Rows of each of `parts` mini-batches, i[...] each; sizes differ by at most one.
+    """Divides rows into `parts` mini-batches, whose sizes differ by at most one; returns the row
+    indices of each.
 
-    Groups are assigned in turn. If they have one size and `parts` divides their number, all stay
-    whole; otherwise some are split. No loss depends on that: advantages are of the whole batch.
+    Groups are assigned in turn. All stay whole if they have one size and `parts` divides their
+    number; otherwise some are split. Losses do not depend on this, because advantages are computed
+    over the whole batch.
 
     Args:
       group_ids: i[R], negative for padding rows, which are left out.
@@ -313,9 +313,9 @@ def split_minibatches(group_ids: np.ndarray, parts: int) -> list[np.ndarray]:
 
 
 def trains_on_prefixes(config: Config) -> bool:
-    """Whether replayed tokens are trained on too.
+    """Whether the update also trains on replayed tokens.
 
-    They were not sampled: the current policy counts as their behaviour policy.
+    The current policy then counts as their behaviour policy.
     """
     return config.replay.window != "none" and not config.replay.mask_prefix
 
@@ -326,10 +326,10 @@ def uses_old_logprobs(config: Config) -> bool:
 
 
 def scores_batch(config: Config) -> bool:
-    """Whether the step first computes the log-probs of its batch, a forward pass over all of it.
+    """Whether a forward pass over the whole batch computes its log-probs before the update.
 
-    Replayed tokens get theirs from the update's own forward pass, unless it changes the policy
-    several times or the reward needs them before.
+    Replayed tokens alone need it only with several mini-batches or a KL penalty in the reward;
+    otherwise the update's own forward pass computes their log-probs.
     """
     o = config.objective
     early = config.minibatches > 1 or (o.kl_coef > 0 and o.kl_in == "reward")

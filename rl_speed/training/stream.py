@@ -1,4 +1,4 @@
-"""Training prompts in their order, by the configuration: offline curation, and the orders of
+"""Builds the stream of training prompts: offline curation, then an order of
 `rl_speed.data.orders`.
 """
 
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
-    """A finite training set as a stream, curated and ordered as `config.data` says.
+    """Builds the stream of a finite training set, curated and ordered by `config.data`.
 
-    Raises ValueError: a prompt is missing from the table of pass rates, no prompt is kept, two
-    share an id where results are kept by id, or there are fewer prompts than a fused step takes.
+    Raises ValueError: a prompt has no pass rate in the file, no prompt is kept, two prompts share
+    an id with order "forecast", or a fused step has more groups than there are prompts.
     """
     d = config.data
     table = {}
@@ -39,7 +39,7 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
         where = f" of config.data.train ({d.train})" if d.task == "jsonl" else ""
         raise ValueError(
             f"config.data.order={d.order!r} keeps results by prompt id, and {count} "
-            f"prompts{where} have the id {twice!r}"
+            f"prompts{where} have the id {twice!r}. Give every prompt its own id"
         )
     order = make_order(config, prompts, table)
     groups = config.driver.groups
@@ -47,8 +47,8 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
     if config.driver.where == "in_loop" and adaptive and len(prompts) < groups:
         raise ValueError(
             f"config.driver.groups ({groups}) must not exceed the {len(prompts)} training prompts "
-            f"where config.driver.where='in_loop' and config.data.order={d.order!r}, by which a "
-            "step takes no prompt twice: each would be short"
+            f"with config.driver.where='in_loop' and config.data.order={d.order!r}: a step takes "
+            "no prompt twice. Lower config.driver.groups, or use more prompts"
         )
     return PromptStream(prompts, seed=config.seed, order=order)
 
@@ -56,7 +56,7 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
 def make_order(
     config: Config, prompts: Sequence[Prompt], table: dict[str, float]
 ) -> EpochOrder | AdaptiveOrder:
-    """The order that `config.data.order` names; `table` has the pass rates, for "schedule"."""
+    """Builds the order `config.data.order`; `table` has the pass rates, for "schedule"."""
     d = config.data
     size = len(prompts)
     seed = config.seed
@@ -82,12 +82,13 @@ def make_order(
 def curate(
     prompts: Sequence[Prompt], path: str, low: float, high: float
 ) -> tuple[list[Prompt], dict[str, float]]:
-    """(prompts whose pass rate in the file is in [low, high], the file's table).
+    """Keeps the prompts whose pass rate in the file lies in [low, high]; returns (these, the file's
+    table).
 
-    Prompts with a null rate were never measured; they are dropped, and counted in a log line.
+    Prompts with a null rate were not measured; they are dropped, and counted in a log line.
     Source: offline curation of Bae et al. (arXiv 2504.03380).
 
-    Raises: ValueError for a prompt that the file does not have, or if none is kept.
+    Raises ValueError: a prompt is not in the file, or none is kept.
     """
     table = load_pass_rate_table(path)
     absent = [p.id for p in prompts if p.id not in table]
@@ -102,7 +103,7 @@ def curate(
     if not kept:
         raise ValueError(
             f"config.data.keep_low/keep_high: of {len(measured)} prompts with a pass rate in "
-            f"{path} none lies in [{low:g}, {high:g}]"
+            f"{path} none lies in [{low:g}, {high:g}]. Widen the interval"
         )
     if len(kept) < len(prompts):
         log.warning(

@@ -418,12 +418,13 @@ def test_two_prompts_of_one_id_are_refused_by_field_and_file(order):
     c = config(order=order)
     data = [make(i) for i in (3, 1, 3, 2)]
     message = f"config.data.order='{order}' keeps results by prompt id, and 2 prompts"
-    with pytest.raises(ValueError, match=f"^{message} have the id 'p3'$"):
+    twice = "have the id 'p3'. Give every prompt its own id$"
+    with pytest.raises(ValueError, match=f"^{message} {twice}"):
         make_stream(c, data)
     c.data.task = "jsonl"
     c.data.train = "questions.jsonl"
-    where = r" of config.data.train \(questions.jsonl\) have the id 'p3'$"
-    with pytest.raises(ValueError, match=message + where):
+    where = r" of config.data.train \(questions.jsonl\) "
+    with pytest.raises(ValueError, match=message + where + twice):
         make_stream(c, data)
     make_stream(c, data[1:])
 

@@ -215,7 +215,7 @@ def test_a_file_is_gone_on_with_and_ends_the_same(made, tmp_path):
     config = small()
     config.sampler.temperature = 0.7
     with pytest.raises(
-        ValueError, match="part.npz was begun with temperature 1.0, this command says 0.7"
+        ValueError, match="part.npz was begun with temperature 1.0, this command has 0.7"
     ):
         write_cache(config, out)
 
@@ -243,7 +243,7 @@ def test_a_signal_saves_what_there_is(made, tmp_path, monkeypatch):
         finally:
             signal.signal(signal.SIGTERM, before)
     assert result.stopped and result.cost.calls == 2 and result.held == result.cost.sampled < N
-    assert "goes on from there" in result.text()
+    assert "continues from this file" in result.text()
     assert cache.load(out).held == (held := result.held)
     result = write_cache(small(), out)
     cache.load(out)

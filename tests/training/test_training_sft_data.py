@@ -128,7 +128,8 @@ def test_a_row_without_a_solution_is_named(tokenizer, tmp_path):
         {"id": "b", "question": "+13", "answer": "4"},
     ]
     path = write(tmp_path / "rows.jsonl", rows[:1] * 2 + rows)
-    with pytest.raises(DataError, match=r"rows.jsonl:4: no \"solution\".*; nor has it 'messages'"):
+    message = r"rows.jsonl:4: no \"solution\".*; it needs one, or 'messages'"
+    with pytest.raises(DataError, match=message):
         read_examples(path, tokenizer, "{question}=", (1,))
     assert [len(read_examples(path, tokenizer, "{question}=", (1,), "skip")[0])] == [3]
     assert read_examples(path, tokenizer, "{question}=", (1,), "skip")[1] == 1

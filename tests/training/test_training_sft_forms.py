@@ -205,7 +205,7 @@ def test_a_turn_that_is_closed_by_no_end_token_is_told(qwen, template, tmp_path,
         ({"prompt": [USER], "completion": "4"}, "must both be turns, or both text"),
         ({"prompt": [USER], "completion": [AGAIN]}, "'completion' has no turn of the assistant"),
         ({"prompt": "a", "completion": " "}, "'completion' is empty"),
-        ({"body": "a"}, "nor has it 'messages', 'prompt' with 'completion', or 'text'"),
+        ({"body": "a"}, "it needs one, or 'messages', 'prompt' with 'completion', or 'text'"),
     ],
 )
 def test_rows_with_nothing_to_learn_are_named_or_counted(qwen, tmp_path, row, message):

@@ -217,9 +217,9 @@ def test_other_settings_are_refused(whole, settings):
 def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
     none = {"data__train": "", "model__path": ""}
     for change, message in (
-        ({"examples__epochs": 2}, "config.training.steps or config.examples.epochs, not both"),
-        ({"model__path": ""}, "config.model.path and config.data.train together"),
-        ({"model__path": "embedded"}, "config.model.path and config.data.train together"),
+        ({"examples__epochs": 2}, "config.training.steps and config.examples.epochs are both set"),
+        ({"model__path": ""}, "set both config.model.path and config.data.train"),
+        ({"model__path": "embedded"}, "set both config.model.path and config.data.train"),
         (
             none
             | {
@@ -338,7 +338,7 @@ def test_out_of_memory_names_the_flags_of_this_command(settings):
         "optimizer",
         "gradients",
         "config.evaluation.samples (4; 0 samples none)",
-        "goes on from there",
+        "continues from the last checkpoint",
     ):
         assert part in text
     assert "--" not in text and "more" not in text.splitlines()[1]
