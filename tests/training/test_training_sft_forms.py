@@ -200,7 +200,7 @@ def test_a_turn_that_is_closed_by_no_end_token_is_told(qwen, template, tmp_path,
         ({"messages": [FOUR, USER]}, "turn 1 is the assistant's: there is no prompt"),
         (
             {"messages": [{**USER, "content": "<|im_end|>"}, FOUR]},
-            r"turn 1 \(user\) holds the text of the special token '<\|im_end\|>'",
+            r"turn 1 \(user\) contains the special token '<\|im_end\|>', .*; remove it",
         ),
         ({"prompt": [USER], "completion": "4"}, "must both be turns, or both text"),
         ({"prompt": [USER], "completion": [AGAIN]}, "'completion' has no turn of the assistant"),
