@@ -1,4 +1,4 @@
-"""Defines a policy's shape (`ModelConfig`), and converts it from and to a Hugging Face config.json."""
+"""The shape of a policy, and its conversion from and to a Hugging Face config.json."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Computes log-probs and entropies of given tokens without holding logits [rows, time, vocabulary]."""
+"""Computes log-probs and entropies of given tokens without holding the logits of whole batches."""
 
 import functools
 from typing import NamedTuple
