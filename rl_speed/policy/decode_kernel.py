@@ -37,7 +37,7 @@ DEPTH = 6
 
 
 def fits(model: ModelConfig) -> bool:
-    """Returns whether the kernel supports this model: bfloat16, and head_dim a multiple of LANES."""
+    """Returns whether the kernel supports this model: bfloat16, head_dim a multiple of LANES."""
     return model.head_dim % LANES == 0 and model.dtype == "bfloat16"
 
 

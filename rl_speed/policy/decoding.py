@@ -117,7 +117,7 @@ def through_layers(
     attend: Attention,
     config: ModelConfig,
 ) -> Array:
-    """Applies all layers to the residual stream. `ropes` has an entry per entry of `config.specs`."""
+    """Applies all layers to the residual stream. `ropes` has one entry per `config.specs`."""
     products = functools.partial(multiply, config=config)
     kinds = itertools.cycle(zip(config.specs, ropes))
     for layer, (spec, rope) in zip(params.layers, kinds):

@@ -23,7 +23,7 @@ LANES = 128
 
 
 def block_of(length: int) -> int:
-    """Returns the tokens of a block for rows of this length, which are padded to a multiple of it."""
+    """Returns the tokens of a block; rows of this length are padded to a multiple of it."""
     return min(BLOCK, -(-length // LANES) * LANES)
 
 
