@@ -50,7 +50,7 @@ class HostVerify:
     A call costs about 0.5 ms on two CPU cores, plus the function's time; nothing decodes meanwhile.
     On the embedded task, with 256 slots and 35 ended samples a call, sampling takes 1.35 times as
     long with exact match in NumPy as in JAX, and 6.4 times as long with math-verify in two workers,
-    11 ms a call (`experiments/bench.py verifiers`). The relative cost falls as decode steps get longer.
+    11 ms a call (`experiments/bench.py verifiers`). Its share falls as decode steps get longer.
 
     Args:
       score: (tokens i32[n, T], lengths i32[n], answer: pytree of NumPy arrays [n, ...]) -> n finite
@@ -73,7 +73,7 @@ class HostVerify:
         self._lock = threading.Lock()
 
     def __call__(self, tokens: jax.Array, lengths: jax.Array, answer: Any) -> jax.Array:
-        """Traces the callback. Returns rewards f32[S], 0 for rows of length 0, NaN after an error."""
+        """Traces the callback: rewards f32[S], 0 for rows of length 0, NaN after an error."""
         check_one_process()
         leaves, tree = jax.tree.flatten((tokens, lengths, answer))
         # On other backends the runtime copies on its own threads, and one large array is cheaper

@@ -35,7 +35,7 @@ def sample_lockstep(
     key: Array,
     config: SamplerConfig,
 ) -> Samples:
-    """Draws every request of the table, as `sample`, but a slot waits until its whole batch ends."""
+    """Draws every request of the table as `sample` does, but a slot waits for its whole batch."""
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
     params = decoder.prepare(params)

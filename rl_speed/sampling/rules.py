@@ -258,7 +258,7 @@ class Speed:
 
     @property
     def accepted_counts(self) -> tuple[int, int]:
-        """Smallest and largest number of correct screening samples with which a prompt qualifies."""
+        """Smallest and largest number of correct screening samples that qualify a prompt."""
         return count_bounds(self.low, self.high, self.n_init)
 
     @property

@@ -55,7 +55,7 @@ class Fixed(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """State between a call's decode steps. `queue_next` i32[] is the next request without a slot."""
+    """State between decode steps of a call. `queue_next` i32[] is the next request of the queue."""
 
     slots: Slots
     queue_next: Array
