@@ -1,16 +1,16 @@
-"""Decode attention of one new token per row: to its context and to its own suffix, combined under
-one softmax.
+"""Decode attention: one new token per row attends to its context and its own suffix, under one
+softmax.
 
 Decoding is bound by memory reads of keys and values. There are three kernels, which agree up to
 rounding:
 
 - "dense" gathers each row's context and reads every cache position. It is the reference, and the
   fastest when context and cache are short.
-- "ragged" reads the first block of all rows in place, since every busy row uses it, and loops over
-  the rest. Later cache blocks are read by the rows that reach them. Each context block is read once
-  for several samples of that context. Cost grows with the tokens held. Plain XLA.
-- "pallas" reads each row up to its length, and a context once for several samples: a kernel for
-  TPUs (`decode_kernel.py`) and one for GPUs (`gpu_kernel.py`).
+- "ragged" (plain XLA) reads the first cache block of all rows at once, since every busy row uses
+  it, and loops over the other blocks in use. A cache block is read for the rows that reach it, a
+  context block once for several samples of the context.
+- "pallas" reads each row up to its length, and a context once for several samples. TPUs
+  (`decode_kernel.py`) and GPUs (`gpu_kernel.py`) have a kernel each.
 
 Shape letters: S slots, H query heads, G key/value heads, Q = H / G, K head_dim, C contexts, L
 context tokens, M cache positions, W rows attended together, B tokens of a block.
@@ -32,27 +32,26 @@ from rl_speed.policy.decode_kernel import MASKED, Tiles
 Array = jax.Array
 log = logging.getLogger(__name__)
 
-# Length from which the ragged loop is faster on a CPU (`bench.py decode`, `bench.py sampler`).
+# Length in tokens from which "ragged" is faster on a CPU (`bench.py decode`, `bench.py sampler`).
 AUTO_RAGGED = 64
 KINDS = ("auto", "dense", "ragged", "pallas")
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeAttention:
-    """Settings of decode attention; static.
+    """Static settings of decode attention.
 
     Attributes:
-      kind: "dense", "ragged", "pallas", or "auto". "auto" takes the kernel on TPUs and GPUs if it
-        fits; on a CPU a part with room for AUTO_RAGGED tokens is ragged; the rest is dense. The
-        kernels know no windows: "pallas" refuses a model with `LayerSpec.window`, "auto" takes
-        another.
-      block: tokens read at a time ("ragged").
-      rows: cache rows read together after the first block ("ragged"). The same for any number of
-        slots, so a narrower batch draws the same tokens.
-      samples: samples of one context attended together ("ragged", "pallas"). More cost more per
-        product; fewer read a context more often.
-      cache_dtype: of keys and values; "" means the compute dtype. bfloat16 halves reads and memory
-        under float32.
+      kind: "dense", "ragged", "pallas", or "auto". "auto" selects "pallas" on TPUs and GPUs if the
+        kernel supports the model, "ragged" on a CPU for room of AUTO_RAGGED tokens or more, and
+        else "dense". "pallas" does not support `LayerSpec.window`.
+      block: tokens of a block ("ragged").
+      rows: cache rows read together after the first block ("ragged"). It does not depend on the
+        number of slots, so that a narrower batch draws the same tokens.
+      samples: samples of one context attended together ("ragged", "pallas"). Larger values make
+        products costlier; smaller values read a context more often.
+      cache_dtype: dtype of keys and values; "" means the compute dtype. With float32, "bfloat16"
+        halves reads and memory.
     """
 
     kind: str = "auto"
@@ -66,14 +65,16 @@ class DecodeAttention:
             raise ValueError(f"attention must be one of {', '.join(KINDS)}; got {self.kind!r}")
         if self.cache_dtype not in ("", "float32", "bfloat16"):
             raise ValueError(
-                'cache_dtype must be "" (that of the computation), float32 or bfloat16; got '
+                'cache_dtype must be "" (the compute dtype), float32 or bfloat16; got '
                 f"{self.cache_dtype!r}"
             )
         if min(self.block, self.rows, self.samples) < 1:
             raise ValueError(f"block, rows and samples must be at least 1; got {self}")
 
     def select_kernel(self, positions: int, model: ModelConfig) -> str:
-        """Select the kernel ("dense", "ragged" or "pallas") of a part with room for `positions`."""
+        """Selects the kernel ("dense", "ragged" or "pallas") for keys and values with room for
+        `positions` tokens. Raises ValueError for "pallas" with windows.
+        """
         if self.kind == "pallas" and model.has_windows:
             raise ValueError(
                 'attention "pallas" reads all earlier tokens, but layers of this model attend to a '
@@ -89,13 +90,13 @@ class DecodeAttention:
         return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
     def on_tpu(self, model: ModelConfig) -> bool:
-        """Whether the TPU kernel attends to contexts and cache at once."""
+        """Returns whether the TPU kernel is used, which reads contexts and cache in one call."""
         return model.platform == "tpu" and self.select_kernel(0, model) == "pallas"
 
     def parts(self, room: int, model: ModelConfig) -> tuple[int, ...]:
-        """Positions of each consecutive array that holds a row's cache of `room` positions.
-        "ragged" keeps the first block in its own array: a slice of a larger one would be copied
-        before the product.
+        """Returns the sizes of the arrays into which a row's cache of `room` positions is split, in
+        order. "ragged" keeps the first block in its own array, because a slice of a larger array
+        would be copied before the product.
         """
         if self.on_tpu(model):
             return (room + -room % decode_kernel.block_of(room),)
@@ -103,7 +104,7 @@ class DecodeAttention:
         return (room,) if whole else (self.block, room - self.block)
 
     def to_kv_layout(self, k: Array, v: Array, model: ModelConfig) -> "KV":
-        """Convert whole contexts' keys and values [C, L, G, K] to the layout that is read."""
+        """Converts contexts' keys and values [C, L, G, K] to the layout that the kernel reads."""
         contexts, length, *_ = k.shape
         k, v = (x.astype(self.cache_dtype or x.dtype) for x in (k, v))
         if self.on_tpu(model):
@@ -113,7 +114,7 @@ class DecodeAttention:
         return KV(k.transpose((0, 2, 3, 1) if turned else (0, 2, 1, 3)), v.transpose(0, 2, 1, 3))
 
     def empty(self, slots: int, room: int, model: ModelConfig) -> "Cache":
-        """One layer's empty cache, with `room` positions per row."""
+        """Makes one layer's empty cache, with `room` positions per row."""
         dtype = jnp.dtype(self.cache_dtype or model.dtype)
         if self.on_tpu(model):
             shape = slots, *self.parts(room, model), model.kv_heads * model.head_dim
@@ -135,9 +136,8 @@ class DecodeAttention:
 class KV(NamedTuple):
     """Keys (rotated) and values of one layer: k [rows, G, K, positions], v [rows, G, positions, K].
 
-    Each is in the layout of its product: scores over positions, and sums over K. From any other
-    layout a CPU transposes before every product. Kernels ("pallas") want the same layout for both:
-    [rows, G, positions, K] on GPUs, [rows, positions, G * K] on TPUs.
+    In this layout a CPU need not transpose before a product. With "pallas" both k and v are [rows,
+    G, positions, K] on GPUs and [rows, positions, G * K] on TPUs.
     """
 
     k: Array
@@ -148,18 +148,20 @@ class KV(NamedTuple):
         return self.v.shape[-2]
 
 
-# One layer's keys and values of the rows, split as in `DecodeAttention.parts`.
+# One layer's keys and values of all rows, split as in `DecodeAttention.parts`.
 Cache = tuple[KV, ...]
 
 
 def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: bool = True) -> Cache:
-    """The cache with one more token per row, at `at_S`; `turned`: keys transposed as in `KV`."""
+    """Writes one token per row into the cache, at position `at_S`. `turned`: whether the cache's
+    keys are [rows, G, K, positions].
+    """
     row_S = jnp.arange(len(at_S))
     start = 0
     written = []
     for part in cache:
         size = part.v.shape[2]
-        # Positions of another part are out of range here, and dropped.
+        # A position in another part is out of range here, and its write is dropped.
         at = jnp.where(at_S >= start, at_S - start, size)
 
         def put(place, new):
@@ -176,8 +178,10 @@ def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: boo
 class Part(NamedTuple):
     """Attention to a subset of the tokens, before the softmax is normalized; all float32.
 
-    `out` [S, G, Q, K]: sum of values weighted by exp(score - top). `total` [S, G, Q, 1]: sum of
-    these weights. `top` [S, G, Q, 1]: largest score.
+    Attributes:
+      out: [S, G, Q, K], sum of values weighted by exp(score - top).
+      top: [S, G, Q, 1], largest score.
+      total: [S, G, Q, 1], sum of these weights.
     """
 
     out: Array
@@ -186,7 +190,7 @@ class Part(NamedTuple):
 
 
 def combine(a: Part, b: Part) -> Part:
-    """Merge the attention to two sets of tokens."""
+    """Merges the attention to two disjoint sets of tokens."""
     top = jnp.maximum(a.top, b.top)
     of_a = jnp.exp(a.top - top)
     of_b = jnp.exp(b.top - top)
@@ -194,7 +198,9 @@ def combine(a: Part, b: Part) -> Part:
 
 
 def masked_softmax_part(scores: Array, mask: Array, mix: Any) -> Part:
-    """Softmax part of masked scores [..., T]; `mix(weights)` sums the values."""
+    """Computes the `Part` of masked scores [..., T]; `mix(weights)` returns the weighted sum of
+    values.
+    """
     scores = jnp.where(mask, scores, MASKED)
     top = scores.max(-1, keepdims=True)
     # If all tokens of a row are masked, its weights are 1. They vanish when combined with a part
@@ -204,16 +210,16 @@ def masked_softmax_part(scores: Array, mask: Array, mix: Any) -> Part:
 
 
 def held(at: Array, length_W: Array, first_W: Array | None) -> Array:
-    """bool[W, T]: which positions `at` [T] or [W, T] a row attends to: those before its length, and
-    from the first of its window on, if it has one.
+    """Returns whether rows attend to positions `at` [T] or [W, T], bool[W, T]: they do below
+    `length_W`, and from `first_W` on, the start of the row's window, if given.
     """
     mask = at < length_W[:, None]
     return mask if first_W is None else mask & (at >= first_W[:, None])
 
 
 def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array, first_S: Array | None = None) -> Part:
-    """Attention to each row's positions from `first_S` (0 if None) to `length_S`, not included;
-    reads all positions.
+    """Attends to each row's positions from `first_S` (0 if None) to below `length_S`; reads all
+    positions.
     """
     mask = held(jnp.arange(kv.v.shape[2]), length_S, first_S)[:, None, None]
     scores = jnp.einsum("sgqk,sgkt->sgqt", q_SxGxQxK, kv.k, preferred_element_type=jnp.float32)
@@ -227,9 +233,8 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array, first_S: Array | None 
 
 
 def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
-    """`dense_part` by the kernel for GPUs, which reads nothing past the length.
-
-    Interpreted on any other platform.
+    """Computes `dense_part` with the GPU kernel, which reads nothing past the length. On other
+    platforms the kernel is interpreted.
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
     parts = gpu_kernel.attend(
@@ -243,11 +248,11 @@ def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
 
 
 def gpu_contexts(q_SxGxQxK: Array, kv: KV, tiles: Tiles, length_S: Array, platform: str) -> Part:
-    """`gpu_part` of rows that share contexts: each is read once for a tile of them."""
+    """Computes `gpu_part` for rows that share contexts: a context is read once per tile of rows."""
     slots, groups, per_group, width = q_SxGxQxK.shape
     samples = tiles.seat.shape[1]
 
-    def seated(x, fill):  # an empty seat sees nothing
+    def seated(x, fill):  # empty seats get `fill`
         return jnp.concatenate([x, jnp.full_like(x[:1], fill)])[tiles.seat]
 
     queries = seated(q_SxGxQxK, 0).swapaxes(1, 2).reshape(-1, groups, samples * per_group, width)
@@ -265,7 +270,7 @@ def gpu_contexts(q_SxGxQxK: Array, kv: KV, tiles: Tiles, length_S: Array, platfo
 
 
 def in_order(out: Array, top: Array, total: Array) -> Part:
-    """Merge the spans (axis 2) of `gpu_kernel.attend`, in order."""
+    """Merges the spans (axis 2) of `gpu_kernel.attend`, in order."""
     spans = [
         Part(out[:, :, p], top[:, :, p, :, None], total[:, :, p, :, None])
         for p in range(out.shape[2])
@@ -276,11 +281,11 @@ def in_order(out: Array, top: Array, total: Array) -> Part:
 class Plan(NamedTuple):
     """The rows and blocks that a ragged loop visits, made once per step for all layers.
 
-    Item i of the loop is block `b` of tile `t` of group `g`. A group is the rows of one context, or
-    the rows that hold a block.
+    An item of the loop is a block for a tile, which is part of a group. A group has the rows of one
+    context, or the rows whose cache reaches one block.
     """
 
-    order_S: Array  # rows, grouped; then S, once for each row of a tile
+    order_S: Array  # rows ordered by group, padded with S by the size of a tile
     end: Array  # cumulative number of items, per group
     first: Array  # index of each group's first row in `order_S`
     size: Array  # rows of each group
@@ -289,7 +294,9 @@ class Plan(NamedTuple):
 
 
 def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
-    """Group b holds the rows with a token in block b; rows are sorted, longest first."""
+    """Plans cache reads: group b has the rows with a token in block b. Rows are sorted, longest
+    first.
+    """
     slots = length_S.shape[0]
     count = -(-positions // block)
     order = jnp.concatenate([jnp.argsort(-length_S), jnp.full((tile,), slots)]).astype(jnp.int32)
@@ -301,8 +308,8 @@ def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
 def plan_contexts(
     context_S: Array, length_S: Array, active_S: Array, contexts: int, block: int, tile: int
 ) -> Plan:
-    """Group c holds the rows with context c. Each of its tiles visits blocks up to the longest
-    prefix of that context that any row uses.
+    """Plans context reads: group c has the rows with context c. Each of its tiles visits blocks up
+    to the longest prefix of the context that any of these rows uses.
     """
     slots = length_S.shape[0]
     context_S = jnp.where(active_S & (length_S > 0), context_S, contexts)
@@ -329,11 +336,14 @@ def ragged_part(
     shared: bool,
     first_S: Array | None = None,
 ) -> Part:
-    """Attention in a loop over the plan's items.
+    """Attends in a loop over the plan's items.
 
     Args:
-      kv: of C contexts if `shared` (the rows of a tile have one context), else of the S rows.
-      first_S: as in `dense_part`. Blocks before it are read all the same.
+      kv: keys and values of C contexts if `shared`, else of the S rows.
+      plan: from `plan_contexts` if `shared`, else from `plan_cache`.
+      block: tokens of a block.
+      tile: rows of a tile, which have one context if `shared`.
+      first_S: as in `dense_part`. Blocks before it are read nevertheless.
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
     positions = kv.v.shape[2]
@@ -349,7 +359,7 @@ def ragged_part(
         b = item % plan.blocks[g]
         place = t * tile + jnp.arange(tile)
         row = jax.lax.dynamic_slice_in_dim(plan.order_S, plan.first[g] + t * tile, tile)
-        # Rows of the next group are not changed.
+        # Rows of the next group may be in the slice; their results are dropped.
         put_at = jnp.where(place < plan.size[g], row, slots)
         row = jnp.minimum(row, slots - 1)
         wanted = (b if shared else g) * block
@@ -411,13 +421,15 @@ def ragged_part(
 
 
 class Attend:
-    """Attention of one decode step for all layers. Values that depend only on lengths are computed
-    once.
+    """Attention of one decode step. Values that depend only on lengths are computed once for all
+    layers; call the object for each layer.
 
     Args:
-      settings, model: static. context_S, context_length_S: i32[S], each row's context in the pool,
-        and how many of its tokens it uses.
-      at_S: i32[S], cache position of the token being decoded. active_S: bool[S].
+      settings, model: static.
+      context_S: i32[S], index of each row's context.
+      context_length_S: i32[S], tokens of the context that the row attends to.
+      at_S: i32[S], cache position of the token being decoded.
+      active_S: bool[S], False for idle rows.
       contexts, length, room: capacities C, L and M.
     """
 
@@ -451,7 +463,7 @@ class Attend:
                 samples=self._samples,
             )
             return
-        # Plans for the contexts, the cache's first part, and its second part.
+        # Plans for contexts, and for the cache's second part if it has one.
         of_contexts = (context_S, context_length_S)
         behind = None
         if self._context_kernel == "pallas":
@@ -478,13 +490,16 @@ class Attend:
         cache: Cache,
         window: int | None = None,
     ) -> tuple[Array, Cache]:
-        """One layer: ([S, H * K] in q's dtype, the cache with the new keys and values).
+        """Computes one layer's attention. Heads are split over `tensor`.
 
         Args:
-          q_SxHxK, k_SxGxK, v_SxGxK: of the token, rotated. context: [C] rows of L positions. cache:
-            [S] rows of M positions. window: `LayerSpec.window`.
+          q_SxHxK, k_SxGxK, v_SxGxK: query, key and value of the token; q and k are rotated.
+          context: C rows of L positions.
+          cache: S rows of M positions.
+          window: `LayerSpec.window`.
 
-        Heads are split over `tensor`.
+        Returns:
+          ([S, H * K] in q's dtype, the cache with the new keys and values).
         """
         tpu = self._s.on_tpu(self._model)
         kv = 2 if tpu else 1
@@ -528,7 +543,7 @@ class Attend:
                 )
                 after = combine(after, more)
         both = combine(before, after)
-        # A row with any token has a total of at least 1; an idle row may have none.
+        # The total of a row with any token is at least 1; an idle row may have no token.
         out = both.out / jnp.maximum(both.total, 1.0)
         return out.astype(k.dtype).reshape(slots, heads, width), cache
 

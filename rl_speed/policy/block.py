@@ -1,7 +1,7 @@
 """One layer of the transformer, shared by training, prefill and decoding.
 
-They differ in how they store a layer's matrices and in what a token attends to: `Multiply` and
-`attend`. An adapter changes `Multiply`. Shape letters as in `transformer`.
+These differ in how they store a layer's matrices (`Multiply`) and in what a token attends to
+(`Attention`). Shape letters as in `transformer`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ Multiply = Callable[[Params, str, Array], list[Array]]
 # (rotated q [..., H, K], k, v [..., G, K], `LayerSpec.window`) -> [..., H, K] or [..., H * K].
 Attention = Callable[[Array, Array, Array, int | None], Array]
 
-# Matrices by the input that they are multiplied with.
+# Matrices grouped by the input that they are multiplied with.
 MATRICES = {
     "qkv": ("wq", "wk", "wv"),
     "out": ("wo",),
@@ -31,7 +31,9 @@ MATRICES = {
 
 
 def full_precision(config: ModelConfig):
-    """A context with full float32 products: GPUs and TPUs otherwise use 10 or 8 mantissa bits."""
+    """Returns a context manager that gives products full float32 precision if the compute dtype is
+    float32. GPUs and TPUs otherwise use 10 or 8 mantissa bits.
+    """
     return (
         jax.default_matmul_precision("highest")
         if config.dtype == "float32"
@@ -40,7 +42,7 @@ def full_precision(config: ModelConfig):
 
 
 def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
-    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype.
+    """Computes x / rms(x) * scale over the last axis, in float32; returns x's dtype.
 
     The scale broadcasts to x.
     """
@@ -50,16 +52,16 @@ def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> Array:
-    """Radians per position of each pair of head dimensions, float32 [K / 2], scaled if the
-    checkpoint is.
+    """Returns the radians per position of each pair of head dimensions, float32 [K / 2], with
+    `rope.scaling` applied.
     """
     half = head_dim // 2
     frequency = rope.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     scaling = rope.scaling
     if scaling is None:
         return frequency
-    # A constant of the program: the scaling depends only on a frequency's turns in the original
-    # context.
+    # NumPy makes the scaling a constant of the program: it depends only on a frequency's turns in
+    # the original context.
     turns = scaling.original_max_position * rope.theta ** (-np.arange(half) / half) / (2 * np.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(kept, 0, 1)
@@ -67,9 +69,10 @@ def rope_frequencies(rope: Rope, head_dim: int) -> Array:
 
 
 def rope_angles(positions: Array, config: ModelConfig) -> list[tuple[Array, Array]]:
-    """(cos, sin) of the rotary angles of each spec, float32 [*positions.shape, K / 2].
+    """Returns (cos, sin) of the rotary angles for each of `config.specs`, float32
+    [*positions.shape, K / 2].
 
-    Float32 throughout: bfloat16 rounds position 257 to 256.
+    All steps are float32, because bfloat16 rounds position 257 to 256.
     """
     found = {}
     for rope in config.ropes:
@@ -81,10 +84,10 @@ def rope_angles(positions: Array, config: ModelConfig) -> list[tuple[Array, Arra
 
 
 def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
-    """Rotary embedding in the half-split layout of Hugging Face: dimension i pairs with i + K / 2.
+    """Applies rotary positions in Hugging Face's half-split layout: dimension i pairs with i + K/2.
 
     Args:
-      x: [..., heads, K]. cos, sin: float32 [..., K / 2], one of `rope_angles`.
+      x: [..., heads, K]. cos, sin: float32 [..., K / 2], one entry of `rope_angles`.
     """
     cos = cos[..., None, :]
     sin = sin[..., None, :]
@@ -93,9 +96,9 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
         return jnp.concatenate(
             [first * cos - second * sin, second * cos + first * sin], axis=-1
         ).astype(x.dtype)
-    # By its compiler's estimate a TPU takes longer to move halves of its lanes than to multiply
-    # with a matrix that swaps the halves and negates the first. This is exact: its entries are 0,
-    # 1, -1.
+    # By the compiler's estimate, a TPU takes longer to move halves of its lanes than to multiply
+    # with a matrix that swaps the halves and negates one. The product is exact: entries are 0, 1
+    # and -1.
     half = np.eye(config.head_dim // 2)
     swap = np.block([[0 * half, half], [-half, 0 * half]])
     swapped = (x @ jnp.asarray(swap, x.dtype)).astype(jnp.float32)
@@ -107,8 +110,8 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
 
 
 def mlp(layer: Params, x: Array, spec: LayerSpec, multiply: Multiply) -> Array:
-    """The MLP of a layer, [..., D], on its normed input. Each kind of `LayerSpec.mlp` is a case
-    here.
+    """Computes a layer's MLP, [..., D], from its normed input. Every kind of `LayerSpec.mlp` is
+    computed here.
     """
     assert spec.mlp == "swiglu", spec
     gate, up = multiply(layer, "up", x)
@@ -128,12 +131,14 @@ def block(
     """Applies one layer to the residual stream: attention, then the MLP, each on a normed input.
 
     Args:
-      layer: its weights: norms as declared by `transformer.weights`, and matrices for `multiply`.
-      x: [..., D], of tokens in any layout.
-      rope: (cos, sin) [*positions, K / 2], the layer's of `rope_angles`. The heads that `attend`
-        gets are [-1, *positions[1:], heads, K].
-      attend: see `Attention`; tokens in the order of x.
-      spec: the layer's of `config.specs`.
+      layer: the layer's norms as declared by `transformer.weights`, and its matrices as `multiply`
+        takes them.
+      x: [..., D], with tokens in any layout.
+      rope: (cos, sin) [*positions, K / 2], the layer's entry of `rope_angles`. `attend` gets heads
+        of shape [-1, *positions[1:], heads, K].
+      attend: see `Attention`; keeps the order of tokens in x.
+      spec: the layer's entry of `config.specs`.
+      multiply: see `Multiply`.
     """
     positions = rope[0].shape[1:-1]
     with jax.named_scope("attention"):

@@ -10,11 +10,11 @@ class Family:
     """Differences between Hugging Face model families.
 
     Attributes:
-      architecture: the class in transformers.
-      switches: fields of ModelConfig that its config.json leaves implicit.
+      architecture: name of the class in transformers.
+      switches: values of ModelConfig fields that the family's config.json leaves implicit.
       head_dim: transformers' default if config.json has none; None: hidden_size /
         num_attention_heads.
-      written: fields written to config.json beside the shapes, so no transformers default applies.
+      written: further fields to write to config.json, so that no transformers default applies.
     """
 
     architecture: str
@@ -63,11 +63,12 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Rotary scaling "llama3": low frequencies are divided by `factor`, high ones kept, and those
-    between interpolated.
+    """Rotary scaling "llama3": low frequencies are divided by `factor`, high ones are kept, and
+    those between are interpolated.
 
     A frequency is low if it makes fewer than `low_freq_factor` turns in the original context, and
-    high above `high_freq_factor` (Llama 3.1; `rope_type` "llama3" in transformers).
+    high if it makes more than `high_freq_factor`.
+    Source: Llama 3.1; `rope_type` "llama3" in transformers.
 
     Attributes:
       original_max_position: tokens of the context before scaling,
@@ -106,7 +107,7 @@ HF_SCALING: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary positions: the base of the frequencies, and their scaling or None."""
+    """Rotary positions: `theta` is the base of the frequencies; `scaling` None means none."""
 
     theta: float
     scaling: RopeScaling | None = None
@@ -117,12 +118,13 @@ MLPS = ("swiglu",)
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
-    """Properties that may differ between the layers of a model. Weights have the same shapes.
+    """Properties that may differ between the layers of a model. All layers have weights of the same
+    shapes.
 
     Attributes:
-      window: tokens that a query attends to, itself included; None: all earlier tokens.
-      rope: None: the model's, from `ModelConfig.rope_theta` and `rope_scaling`.
-      mlp: one of MLPS, computed by `block.mlp`.
+      window: number of tokens that a query attends to, itself included; None: all earlier tokens.
+      rope: rotary positions; None takes `ModelConfig.rope_theta` and `rope_scaling`.
+      mlp: kind of MLP, one of MLPS; see `block.mlp`.
     """
 
     window: int | None = None
@@ -144,30 +146,31 @@ class ModelConfig:
     Frozen and hashable, so it can be a static argument of jit.
 
     Attributes:
-      vocab_size: V, rows of the embedding, padding rows included.
-      width: D, the residual stream.
-      layers: N.
-      heads: H, query heads. kv_heads: G, key/value heads; G divides H.
-      head_dim: K, even.
-      mlp_width: F.
-      rope_theta: base of the rotary frequencies. rope_scaling: scaling for longer contexts; None:
-        none. Both are for layers whose spec has no `rope`.
-      norm_eps: added to the mean square in RMSNorm.
+      vocab_size: V, number of embedding rows, padding rows included.
+      width: D, width of the residual stream.
+      layers: N, number of layers.
+      heads: H, number of query heads.
+      kv_heads: G, number of key/value heads; G divides H.
+      head_dim: K, width of a head; even.
+      mlp_width: F, hidden width of the MLP.
+      rope_theta: base of the rotary frequencies, for layers whose spec has no `rope`.
+      rope_scaling: scaling of these frequencies for longer contexts; None: none.
+      norm_eps: epsilon added to the mean square in RMSNorm.
       qkv_bias: whether the query, key and value projections have a bias (Qwen2).
       qk_norm: whether queries and keys are RMS-normed over head_dim before rotation, each with one
         scale for all heads (Qwen3).
       tie_embeddings: whether the output head is the embedding transposed.
-      max_position: positions the checkpoint was made for, in tokens; not enforced here.
-      dtype: of activations and matrix products ("float32" or "bfloat16"). Parameters, norms, rotary
-        angles, softmax and logits are always float32.
-      remat: recompute each layer in the backward pass instead of keeping its activations.
-      platform: the compile target ("cpu", "gpu" or "tpu"), which may differ from the platform that
-        traces. It selects the kernels.
-      unused_ids: ranges (first, one past the last) of ids that are no tokens, such as embedding
-        padding. Their logits are so low that their probability is 0, in generation and in training.
-      interpret: run TPU kernels in interpret mode on any device: slow, for tests.
-      specs: one period of layers. Layer i has spec i modulo their number; the last period may be
-        cut short.
+      max_position: context length of the checkpoint in tokens; not enforced here.
+      dtype: dtype of activations and matrix products ("float32" or "bfloat16"). Parameters, norms,
+        rotary angles, softmax and logits are always float32.
+      remat: whether the backward pass recomputes each layer instead of keeping its activations.
+      platform: platform to compile for ("cpu", "gpu" or "tpu"), which selects the kernels. It may
+        differ from the platform that traces the program.
+      unused_ids: ranges (first, one past the last) of ids that are not tokens, such as embedding
+        padding. Their probability is 0, in generation and in training.
+      interpret: whether TPU kernels run in interpret mode on any device: slow, for tests.
+      specs: properties of the layers of one period. Layer i has `specs[i % len(specs)]`; the last
+        period may be incomplete.
       trainable: names of the weights that training changes, such as ("wq", "wv"); None: all.
     """
 
@@ -226,24 +229,24 @@ class ModelConfig:
             )
         if not 1 <= len(self.specs) <= self.layers:
             raise ValueError(
-                f"model.specs must have between 1 and model.layers ({self.layers}) specs, got "
+                f"model.specs must hold between 1 and model.layers ({self.layers}) specs, got "
                 f"{len(self.specs)}"
             )
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """Rotary positions of each spec."""
+        """Rotary positions of each of `specs`."""
         own = Rope(self.rope_theta, self.rope_scaling)
         return tuple(spec.rope or own for spec in self.specs)
 
     @property
     def has_windows(self) -> bool:
-        """Whether any layer attends to a window of the earlier tokens."""
+        """Whether any layer attends only to a window of the earlier tokens."""
         return any(spec.window is not None for spec in self.specs)
 
     @property
     def ids(self) -> int:
-        """One past the last id that is a token."""
+        """Number of ids up to the last token: `vocab_size` without the padding at its end."""
         padded = self.unused_ids and self.unused_ids[-1][1] == self.vocab_size
         return self.unused_ids[-1][0] if padded else self.vocab_size
 
@@ -255,20 +258,22 @@ class ModelConfig:
         remat: bool = False,
         platform: str = "cpu",
     ) -> "ModelConfig":
-        """The config that computes what transformers computes for this config.json.
+        """Makes the config with which a policy computes what transformers computes.
 
         Args:
           hf: the parsed config.json, as transformers 4 or 5 write it.
-          dtype, remat, platform: as in the class.
+          dtype, remat, platform: see the class.
 
         Raises:
-          ValueError: for anything this policy would compute differently, with the reason.
+          ValueError: config.json is incomplete, or asks for something that this policy does not
+            compute; the message gives the field and the reason.
         """
         try:
             return cls._from_hf(hf, dtype=dtype, remat=remat, platform=platform)
         except (TypeError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(
-                f"config.json has a field of a type or value that it cannot have ({error})"
+                f"config.json has a field of an impossible type or value ({error}); compare it "
+                "with the original model's"
             ) from None
 
     @classmethod
@@ -281,7 +286,9 @@ class ModelConfig:
             if name not in hf and name not in ("num_key_value_heads", "tie_word_embeddings")
         ]
         if missing:
-            raise ValueError(f"config.json lacks {', '.join(missing)}")
+            raise ValueError(
+                f"config.json lacks {', '.join(missing)}; take them from the original model"
+            )
         fields = {ours: hf[theirs] for ours, theirs in HF_FIELDS.items() if theirs in hf}
         fields.setdefault("tie_embeddings", False)
         if fields.get("kv_heads") is None:
@@ -291,7 +298,7 @@ class ModelConfig:
             if hf["hidden_size"] % hf["num_attention_heads"]:
                 raise ValueError(
                     f"config.json gives no head_dim, and hidden_size {hf['hidden_size']} is not a "
-                    f"multiple of num_attention_heads {hf['num_attention_heads']}"
+                    f"multiple of num_attention_heads {hf['num_attention_heads']}: add head_dim"
                 )
             head_dim = hf["hidden_size"] // hf["num_attention_heads"]
         return cls(
@@ -304,9 +311,9 @@ class ModelConfig:
         )
 
     def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
-        """A config.json for transformers 4 and 5; `dtype` is that of the stored weights.
+        """Returns a config.json for transformers 4 and 5; `dtype` is that of the stored weights.
 
-        Raises ValueError if no known family has these switches, or layers differ.
+        Raises ValueError if no family in FAMILIES has these switches, or layers differ.
         """
         if self.specs != (LayerSpec(),):
             raise ValueError(f"no known Hugging Face family has layers like {self.specs}")
@@ -339,8 +346,8 @@ class ModelConfig:
 
 
 def rope_theta(hf: Mapping[str, Any]) -> float:
-    """The rotary base: `rope_theta` in transformers 4, `rope_parameters.rope_theta` in transformers
-    5.
+    """Returns the rotary base: `rope_theta` in transformers 4, `rope_parameters.rope_theta` in
+    transformers 5. Raises ValueError if config.json has neither.
     """
     theta = (hf.get("rope_parameters") or {}).get("rope_theta", hf.get("rope_theta"))
     if theta is None:
@@ -349,16 +356,16 @@ def rope_theta(hf: Mapping[str, Any]) -> float:
 
 
 def scaling_fields(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rotary scaling in config.json: `rope_scaling` in transformers 4, `rope_parameters` in
-    transformers 5.
+    """Returns config.json's fields of rotary scaling: `rope_scaling` in transformers 4,
+    `rope_parameters` in transformers 5.
     """
     return {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
 
 
 def rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
-    """The rotary scaling; None for plain rotary positions.
+    """Returns the rotary scaling; None for plain rotary positions.
 
-    Raises ValueError with the field: an unknown type, or a missing or impossible value.
+    Raises ValueError that names the field for an unknown type, or a missing or impossible value.
     """
     found = scaling_fields(hf)
     kind = found.get("rope_type", found.get("type")) or "default"
@@ -381,12 +388,15 @@ def rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    """Raise ValueError, with the reason and the field, if this policy would silently compute
-    something else.
+    """Raises ValueError, with the field and the reason, if config.json asks for something that this
+    policy does not compute.
     """
     model_type = hf.get("model_type")
     if model_type is None:
-        raise ValueError("config.json has no model_type: is this a Hugging Face model directory?")
+        raise ValueError(
+            "config.json has no model_type: give the config.json of a Hugging Face model; "
+            f"supported types: {', '.join(FAMILIES)}"
+        )
     experts = [
         name for name in ("num_experts", "num_local_experts", "n_routed_experts") if hf.get(name)
     ]
@@ -427,7 +437,7 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
 
 
 def refuse_windows(hf: Mapping[str, Any]) -> None:
-    """Raise ValueError if a layer does not attend to all earlier tokens."""
+    """Raises ValueError if a layer does not attend to all earlier tokens."""
     others = sorted(set(hf.get("layer_types") or ()) - {"full_attention"})
     if others:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Encode conversations by the tokenizer's chat template, and mark the assistant's tokens."""
+"""Encodes conversations with the tokenizer's chat template, and marks the assistant's tokens."""
 
 import functools
 import re
@@ -7,31 +7,39 @@ from typing import Any
 
 from rl_speed.policy.tokenizer import DATE
 
-# A template's mark around the assistant's text, for transformers.
+# The tag with which a template marks the assistant's text, for transformers.
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def encode_conversation(
     tokenizer: Any, turns: Sequence[dict[str, Any]], first: int = 0
 ) -> tuple[list[int], list[bool]]:
-    """(token ids, True for the assistant's tokens), up to the last assistant token.
+    """Encodes a conversation up to the last assistant token.
 
     The token that closes an assistant turn counts as the assistant's; line breaks after it do not.
     If the template marks the assistant's text ({% generation %}), the marks are used. Otherwise the
-    turns before and after an assistant turn are rendered, and the text between is the assistant's.
-    This requires that earlier turns are rendered as in the whole conversation. Each part is encoded
-    separately, as the sampler's prompts and responses are.
+    conversation is rendered without and with each assistant turn, and the difference is the
+    assistant's text; earlier turns must be rendered the same in both. Each part is encoded
+    separately, as the sampler encodes prompts and responses.
 
     Args:
-      turns: {"role", "content", ...}; first: index of the first turn that counts.
+      turns: dicts with "role" and "content".
+      first: index of the first turn whose assistant text is marked.
+
+    Returns:
+      (token ids, for each token whether it is the assistant's).
 
     Raises:
-      ValueError: no chat template; one that refuses these turns, or renders earlier turns
-        differently when more follow; the text of a special token in a turn; no assistant turn.
+      ValueError: the tokenizer has no chat template; the template refuses these turns, or renders
+        earlier turns differently when more follow; a turn contains a special token; or there is no
+        assistant turn.
     """
     template = tokenizer.chat_template and tokenizer.get_chat_template()
     if not template:
-        raise ValueError("turns go through a chat template, and this tokenizer has none")
+        raise ValueError(
+            "conversations need a chat template, and this tokenizer has none: use a chat model's "
+            "tokenizer, or set chat_template in its tokenizer_config.json"
+        )
     _require_plain(tokenizer, turns)
     if _GENERATION.search(template) and tokenizer.is_fast:
         parts = _marked_parts(tokenizer, turns, first)
@@ -68,12 +76,14 @@ def _parts(tokenizer: Any, turns: Sequence[dict[str, Any]], first: int) -> Parts
         end = _render(tokenizer, turns[: i + 1]) if i + 1 < len(turns) else whole
         if not (i and whole.startswith(end) and end.startswith(start)):
             raise ValueError(
-                f"turn {i + 1}: this tokenizer's chat template does not put a response behind its "
-                "prompt, or writes earlier turns in another way where more follow, so that what "
-                "the assistant wrote cannot be told; mark it in the template with "
-                "{% generation %}, or give conversations that end in their only such turn"
+                f"turn {i + 1}: the assistant's text cannot be located, because this tokenizer's "
+                "chat template does not put a response directly after its prompt, or renders "
+                "earlier turns differently when more follow. Mark the assistant's text in the "
+                "template with {% generation %}, or use conversations whose only assistant turn "
+                "is the last"
                 if i
-                else "turn 1 is the assistant's: there is no prompt before it"
+                else "turn 1 is the assistant's, but a prompt must come before it: start with a "
+                "user turn"
             )
         written, behind = _up_to_its_end(tokenizer, _encode(tokenizer, end[len(start) :]))
         parts += [(_encode(tokenizer, whole[at : len(start)]), False), (written, True)]
@@ -83,7 +93,7 @@ def _parts(tokenizer: Any, turns: Sequence[dict[str, Any]], first: int) -> Parts
 
 
 def _up_to_its_end(tokenizer: Any, ids: list[int]) -> tuple[list[int], list[int]]:
-    """(tokens up to the one that closes the turn, white space after it)."""
+    """Splits a turn's tokens after the token that closes it: (turn, white space after it)."""
     special = _special_tokens(tokenizer)
     ends = [i for i, token in enumerate(ids) if token in special]
     if not ends or tokenizer.decode(ids[ends[-1] + 1 :]).strip():
@@ -96,8 +106,8 @@ def _require_plain(tokenizer: Any, turns: Sequence[dict[str, Any]]) -> None:
         for text in _special_tokens(tokenizer).values():
             if text in turn["content"]:
                 raise ValueError(
-                    f"turn {number} ({turn['role']}) holds the text of the special token {text!r}, "
-                    "with which a turn would end or begin where none does"
+                    f"turn {number} ({turn['role']}) contains the special token {text!r}, which "
+                    "would be read as that token, such as a turn boundary; remove it"
                 )
 
 

@@ -1,10 +1,11 @@
-"""Attention of one decode step on TPUs, one Pallas kernel per layer. It writes each row's new keys
-and values, reads each row's cache up to its length, and reads a context once for several rows.
+"""Attention of one decode step on TPUs: a Pallas kernel, called once per layer. It writes each
+row's new keys and values, reads each row's cache up to its length, and reads a context once for
+several rows.
 
-The work is a list of items, made once per step for all layers: a context block for a tile of its
-rows, then a cache block for its own row. The kernel prefetches the blocks of the next items while
-it multiplies one. A row's blocks come in order, whatever else is on the list, so its result depends
-on nothing else.
+The work is a list of items, made once per step for all layers: context blocks, each for a tile of
+rows with that context, then cache blocks, each for its own row. While the kernel multiplies one
+block it prefetches the next. A row's blocks keep their order whatever else is on the list, so a
+row's result does not depend on other rows.
 
 Shape letters: S rows, C contexts, L positions of a context, M of a row's cache, G key/value heads,
 Q query heads of each, K head_dim, T tiles, N rows of a tile, I items.
@@ -22,7 +23,7 @@ from rl_speed.policy.config import ModelConfig
 
 Array = jax.Array
 
-# Low enough to vanish from any softmax. Finite, so a fully masked part gives zeros, not NaN.
+# Score of masked tokens: their softmax weight is 0. Finite, so that fully masked rows give no NaN.
 MASKED = -1e30
 LANES = 128
 # Rows of a register tile, for float32 and for bfloat16.
@@ -30,27 +31,29 @@ SUBLANES = 8
 PACKED = 16
 # Maximum tokens of a block.
 BLOCK = 512
-# Blocks in flight. A block of 512 tokens and a head of 128 is 128 KiB. Memory latency is taken as 1
-# microsecond, in which 1 to 3 MiB could be sent.
+# Blocks in flight. A block of 512 tokens of one head of 128 has 128 KiB; during an assumed memory
+# latency of 1 microsecond, 1 to 3 MiB can be read.
 DEPTH = 6
 
 
 def fits(model: ModelConfig) -> bool:
-    """Whether the kernel supports this model: head_dim in whole lanes, and bfloat16."""
+    """Returns whether the kernel supports this model: bfloat16, head_dim a multiple of LANES."""
     return model.head_dim % LANES == 0 and model.dtype == "bfloat16"
 
 
 def block_of(positions: int) -> int:
-    """Tokens of a block for this capacity; arrays are padded to a multiple of it."""
+    """Returns the tokens of a block for this capacity; arrays are padded to a multiple of it."""
     return next((size for size in (128, 256) if positions <= size), BLOCK)
 
 
 class Tiles(NamedTuple):
-    """Rows that read a context together, i32; each row has a seat of a tile.
+    """Tiles of rows that read a context together, i32.
 
     Attributes:
-      source: [T], the context of a tile. seat: [T, N], its rows; S marks an empty seat.
-      tile, place: [S], a row's tile and which of its seats; T where it reads no context.
+      source: [T], the context of a tile.
+      seat: [T, N], the rows of a tile; S marks an empty seat.
+      tile: [S], a row's tile; T if it reads no context.
+      place: [S], index of the row in its tile.
     """
 
     source: Array
@@ -60,15 +63,17 @@ class Tiles(NamedTuple):
 
 
 def make_tiles(context_S: Array, before_S: Array, contexts: int, samples: int) -> Tiles:
-    """Tiles of at most N = `samples` rows with one context.
+    """Groups rows with the same context into tiles of at most N = `samples` rows.
 
     Args:
-      context_S, before_S: i32[S], a row's context and how much of it the row uses. contexts: C.
+      context_S: i32[S], a row's context.
+      before_S: i32[S], tokens of the context that the row uses; 0 if none.
+      contexts: C.
     """
     slots = len(context_S)
     tiles = min(slots, contexts + slots // samples)
     context_S = jnp.where(before_S > 0, context_S, contexts)
-    # Rows of one context are adjacent, in their order.
+    # Index of a row among the rows with its context.
     earlier = jnp.arange(slots)[:, None] > jnp.arange(slots)
     place_S = jnp.sum((context_S[:, None] == context_S) & earlier, axis=1, dtype=jnp.int32)
     rows_C = jnp.zeros((contexts,), jnp.int32).at[context_S].add(1, mode="drop")
@@ -83,14 +88,15 @@ def make_tiles(context_S: Array, before_S: Array, contexts: int, samples: int) -
 
 
 class Items(NamedTuple):
-    """The blocks to read, i32.
+    """The blocks to read in a step, i32.
 
     Attributes:
       owner: [I], the tile of a context item (the first `count[0]` items), else the row.
-      block: [I], index of the block. count: [2], number of context items, and of all items.
-      source, seat: of `Tiles`.
-      before: [S], context positions that a row uses. held: [S], cache positions of a row, with the
-        new one; 0 for an idle row.
+      block: [I], index of the block.
+      count: [2], number of context items, and of all items.
+      source, seat: see `Tiles`.
+      before: [S], context positions that a row uses.
+      held: [S], cache positions that a row uses, including the new one; 0 for an idle row.
     """
 
     owner: Array
@@ -112,11 +118,14 @@ def make_items(
     room: int,
     samples: int,
 ) -> Items:
-    """The items of a step.
+    """Lists the blocks to read in a step.
 
     Args:
-      context_S, before_S: i32[S], a row's context and how much of it the row uses. held_S,
-        active_S: i32[S], bool[S]. contexts, length, room: C, L, M. samples: N.
+      context_S, before_S: see `make_tiles`.
+      held_S: i32[S], cache positions that a row uses, including the new one.
+      active_S: bool[S], False for idle rows.
+      contexts, length, room: C, L, M.
+      samples: N.
     """
     slots = len(held_S)
     size = min(block_of(length), block_of(room))
@@ -172,7 +181,7 @@ def _kernel(*refs, size: int, width: int):
                     copy.start()
 
     def read(place, mask, queries, state):
-        """Add a block to the running softmax `state`: sums, largest scores and totals."""
+        """Adds a block to the running softmax `state`: sums, largest scores and totals."""
         for g in range(heads):  # few, so unrolled
             mine = slice(g * width, (g + 1) * width)
             keys = k_at[place, :, mine]
@@ -183,7 +192,7 @@ def _kernel(*refs, size: int, width: int):
                 queries[g].astype(keys.dtype), keys, across, preferred_element_type=jnp.float32
             )
             scores = jnp.where(mask, scores, MASKED)
-            # All lanes hold the same number, one per query.
+            # Each query's number is repeated in all lanes.
             now = jnp.maximum(top[...], jnp.max(scores, axis=1, keepdims=True))
             shrink = jnp.exp(top[...] - now)
             weights = jnp.exp(scores - now[:, :1])
@@ -292,30 +301,36 @@ def attend(
     items: Items,
     interpret: bool,
 ) -> tuple[Array, tuple[Array, Array]]:
-    """One layer's attention of one token per row, and the cache with its keys and values.
+    """Computes one layer's attention of one token per row, and writes its keys and values.
 
     Args:
-      q: [S, G, Q, K], scaled. new_k, new_v: [S, G, K], of the token.
-      context: keys and values [C, L, G * K]. cache: [S, M, G * K], written in place. L and M are
-        multiples of their `block_of`.
-      items: see `make_items`. interpret: run by XLA in interpret mode, without a TPU.
+      q: [S, G, Q, K], scaled.
+      new_k, new_v: [S, G, K], key and value of the token.
+      context: keys and values [C, L, G * K].
+      cache: keys and values [S, M, G * K], written in place. L and M are multiples of their
+        `block_of`.
+      items: see `make_items`.
+      interpret: whether the kernel is interpreted, without a TPU.
 
     Returns:
       ([S, G, Q, K] in q's dtype, 0 for idle rows; the cache).
+
+    Raises:
+      ValueError: head_dim is not a multiple of LANES, or Q is above SUBLANES.
     """
     slots, groups, per_group, width = q.shape
     if width % LANES:
         raise ValueError(
             f'attention "pallas" on TPUs needs a head_dim that is a multiple of {LANES}; got '
-            f'{width}: choose "dense"'
+            f'{width}; choose "dense"'
         )
     if per_group > SUBLANES:
         raise ValueError(
-            f'attention "pallas" on TPUs takes at most {SUBLANES} query heads for a key/value '
-            f'head; got {per_group}: choose "dense"'
+            f'attention "pallas" on TPUs takes at most {SUBLANES} query heads per key/value '
+            f'head; got {per_group}; choose "dense"'
         )
     size = min(block_of(context[0].shape[1]), block_of(cache[0].shape[1]))
-    # A v5p has two cores behind one device; each computes its own heads.
+    # A TPU v5p device has two cores; each computes its own heads.
     programs = 2 if groups % 2 == 0 else 1
     heads = groups // programs
     samples = items.seat.shape[1]

@@ -1,9 +1,9 @@
 """The policy's interface for the sampler: prefill of contexts and one decode step, both with
 unrolled layers.
 
-Decoding reads an unstacked, cast copy of the layers, made once per call: a scan over stacked
-weights would slice them anew for every token. Shape letters as in `transformer`, and C contexts, L
-context tokens, S slots, M cache positions.
+Decoding reads an unstacked, cast copy of the layers, made once per call, because a scan over
+stacked weights would slice them again for every token. Shape letters as in `transformer`, and C
+contexts, L context tokens, S slots, M cache positions.
 """
 
 import functools
@@ -22,8 +22,8 @@ from rl_speed.sampling.types import Array, Decoder
 
 
 class DecodeParams(NamedTuple):
-    """Weights in decode layout: a list of layers with matrices for `multiply`, fused or not, and
-    the embedding, final norm and head.
+    """Weights in decode layout. `layers` has a dict per layer with norms and, for `multiply`, a
+    list of matrices for each group of MATRICES; `head` has the tree that `output_head` reads.
     """
 
     embed: Array  # [V, D]
@@ -33,17 +33,18 @@ class DecodeParams(NamedTuple):
 
 
 def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams:
-    """Unstack, cast to the compute dtype, and fuse q/k/v and gate/up into one matrix each.
+    """Unstacks the layers, casts them to the compute dtype, and fuses q/k/v and gate/up into one
+    matrix each.
 
-    Weights split over `tensor` are not fused. Splitting a fused product would need collective
-    permutations between devices, but shards leave the decode loop at different times.
+    Use `fuse=False` if weights are split over `tensor`. Splitting a fused product would need
+    collective permutations, which deadlock because shards leave the decode loop at different times.
     """
     dtype = jnp.dtype(config.dtype)
 
     def flat(x):
         return x.reshape(x.shape[0], -1)
 
-    # [out, in] on CPUs: XLA then gives a row the same result among many rows and among 16 (at width
+    # [out, in] on CPUs: then XLA gives a row the same result for 16 rows and for more (at width
     # 256, not at 128). The barrier keeps XLA from undoing the transposition.
     cpu = config.platform == "cpu"
 
@@ -82,7 +83,7 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
 
 
 def narrow(params: Any, config: ModelConfig) -> Any:
-    """Weights in the compute dtype, except norms."""
+    """Casts all weights except norms to the compute dtype."""
     dtype = jnp.dtype(config.dtype)
 
     def cast(x, weight):
@@ -92,11 +93,11 @@ def narrow(params: Any, config: ModelConfig) -> Any:
 
 
 def multiply(layer: dict[str, Any], group: str, x: Array, config: ModelConfig) -> list[Array]:
-    """`block.Multiply` for a layer of `DecodeParams`: matrices [out, in] on CPUs, else [in, out],
-    fused or not.
+    """Multiplies x with a group of matrices of a layer of `DecodeParams`; see `block.Multiply`.
+    Matrices are [out, in] on CPUs, else [in, out], and may be fused.
     """
     # Without a barrier the TPU compiler recomputes x (a norm, for example) for each part of the
-    # weights: by its estimate a quarter of the product's time.
+    # weights, by its estimate in a quarter of the product's time.
     x = jax.lax.optimization_barrier(x) if config.platform == "tpu" else x
     products = [x @ (weight.T if config.platform == "cpu" else weight) for weight in layer[group]]
     if group == "qkv" and config.qkv_bias:
@@ -116,7 +117,7 @@ def through_layers(
     attend: Attention,
     config: ModelConfig,
 ) -> Array:
-    """The residual stream after all layers; `ropes`: one for each of `config.specs`."""
+    """Applies all layers to the residual stream. `ropes` has one entry per `config.specs`."""
     products = functools.partial(multiply, config=config)
     kinds = itertools.cycle(zip(config.specs, ropes))
     for layer, (spec, rope) in zip(params.layers, kinds):
@@ -131,10 +132,12 @@ def prefill(
     config: ModelConfig,
     attention: DecodeAttention,
 ):
-    """KV of every context token, and the hidden state and logits at each context's last token.
+    """Computes the keys and values of every context token, and the hidden state and logits at each
+    context's last token.
 
-    Returns (list of KV with C rows and L positions, f[C, D], f32[C, V]). Unused outputs are not
-    computed.
+    Returns:
+      (one `KV` per layer with C rows of L positions, hidden [C, D], logits f32[C, V]). Under jit,
+      unused results are not computed.
     """
     with full_precision(config):
         ropes = rope_angles(jnp.arange(tokens_CxL.shape[1], dtype=jnp.int32)[None], config)
@@ -154,7 +157,7 @@ def prefill(
 def init_cache(
     slots: int, max_new: int, config: ModelConfig, attention: DecodeAttention
 ) -> list[Cache]:
-    """An empty cache of `max_new` positions per row, for each layer."""
+    """Makes an empty cache of `max_new` positions per row, for each layer."""
     return [attention.empty(slots, max_new, config) for _ in range(config.layers)]
 
 
@@ -170,7 +173,10 @@ def decode(
     config: ModelConfig,
     attention: DecodeAttention,
 ):
-    """One token per row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
+    """Decodes one token per row. Returns (logits f32[S, V], cache).
+
+    Args: see `rl_speed.sampling.Decoder`.
+    """
     contexts = len(context_kv[0].v)
     length = context_kv[0].positions
     room = sum(part.positions for part in cache[0])
@@ -208,12 +214,13 @@ def decode(
 def decoder(
     config: ModelConfig, fuse: bool = True, attention: DecodeAttention = DecodeAttention()
 ) -> Decoder:
-    """The sampler's interface to this policy. One object per settings, so jit sees one static
-    argument.
+    """Returns the sampler's interface to this policy. Equal settings give the same object, so that
+    jit does not compile again.
 
     Args:
-      config: of the policy. fuse: False for weights split over mesh axis `tensor`; see `prepare`.
-      attention: how decoding reads keys and values, and their dtype.
+      config: the policy's.
+      fuse: False if weights are split over mesh axis `tensor`; see `prepare`.
+      attention: kernel and cache dtype of decode attention.
     """
 
     def bind(function, **more):

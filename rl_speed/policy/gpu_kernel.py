@@ -1,9 +1,9 @@
 """Attention of one decode step on GPUs: a Pallas kernel (Triton) for contexts and for the cache.
 
-A program reads a span of one row of keys and values for the queries of a tile: samples of a
-context, or one sample of its own cache. So a context is read once for several samples, and nothing
-is read behind the longest length of a tile. A row's result depends on nothing but its own tokens,
-bit for bit: what it does not hold contributes exact zeros, and its spans are merged in order.
+A program reads a span of one row of keys and values for the queries of a tile: of several samples
+of a context, or of one sample and its own cache. So a context is read once for several samples, and
+nothing is read past the longest length of a tile. A row's result depends, bit for bit, only on its
+own tokens: masked positions contribute exact zeros, and spans are merged in order.
 
 Shape letters: T tiles, R queries of a tile, G key/value heads, K head_dim, C rows of keys and
 values, L positions, P spans.
@@ -19,15 +19,15 @@ from jax.experimental.pallas import triton as plgpu
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.decode_kernel import MASKED, Array
 
-# Tokens of a program. Fixed, so that a row's sums are the same among any number of rows.
+# Tokens that a program reads. Fixed, so that a row's sums do not depend on the number of rows.
 SPAN = 256
 # Tokens that are multiplied at once: the first of these that divides L.
 BLOCKS = (64, 32, 16)
 
 
 def fits(positions: int, model: ModelConfig) -> bool:
-    """Whether the kernel supports this length and model: its blocks are powers of two, and it
-    multiplies bfloat16.
+    """Returns whether the kernel supports this length and model: bfloat16, head_dim a power of two
+    of at least 16, and `positions` a multiple of 16.
     """
     size = model.head_dim
     whole = positions % BLOCKS[-1] == 0 and size >= 16 and size & (size - 1) == 0
@@ -66,23 +66,29 @@ def _kernel(source, longest, length, q, k, v, out, top, total, *, queries: int, 
 def attend(
     q: Array, k: Array, v: Array, source_T: Array, length_TxR: Array, interpret: bool
 ) -> tuple[Array, Array, Array]:
-    """Attention of each tile's queries to their first tokens of one row of keys and values.
+    """Attends from each tile's queries to the first tokens of one row of keys and values.
 
     Args:
-      q: [T, G, R, K], scaled. k, v: [C, G, L, K]. source_T: i32[T], the row of a tile.
-      length_TxR: i32[T, R], tokens that a query sees. interpret: run by XLA, without a GPU.
+      q: [T, G, R, K], scaled. k, v: [C, G, L, K].
+      source_T: i32[T], the row of k and v that a tile reads.
+      length_TxR: i32[T, R], tokens that a query sees.
+      interpret: whether the kernel is interpreted, without a GPU.
 
     Returns:
-      Of each span, before the softmax is normalized, float32: sums of values weighted by
-      exp(score - top), [T, G, P, R, K]; the largest score and the sum of weights, [T, G, P, R].
+      (out [T, G, P, R, K], top [T, G, P, R], total [T, G, P, R]) of each span, float32, before the
+      softmax is normalized: the sum of values weighted by exp(score - top), the largest score, and
+      the sum of weights.
+
+    Raises:
+      ValueError: L is not a multiple of 16.
     """
     tiles, heads, queries, width = q.shape
     positions = k.shape[2]
     block = next((size for size in BLOCKS if positions % size == 0), None)
     if block is None:
         raise ValueError(
-            f'attention "pallas" needs room for a multiple of 16 tokens; got {positions}: change '
-            "the longest prompt or response, or choose another attention"
+            f'attention "pallas" needs room for a multiple of 16 tokens; got {positions}. Change '
+            "the maximum length of prompts or responses, or choose another attention"
         )
     spans = -(-positions // SPAN)
     rows = max(16, 1 << (queries - 1).bit_length())

@@ -1,7 +1,7 @@
-"""Read and write Hugging Face directories: config.json and safetensors, one file or several.
+"""Reads and writes Hugging Face directories: config.json, and one or several safetensors files.
 
-A weight is read and placed shard by shard. The host holds one device's shard of one weight, and
-reads only what this process's devices keep. Saving holds one file's tensors.
+A weight is read and placed shard by shard: the host holds one device's shard of one weight, and
+reads only the shards of its own devices. When saving, it holds the tensors of one file.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 STORED_DTYPES = ("float32", "bfloat16", "float16")
-AS_READ = "as_read"  # the dtype of the directory from which the policy was read
+AS_READ = "as_read"  # keep the dtype of the directory from which the policy was read
 _READABLE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 
 # (begin, end) on each axis of our array.
@@ -42,9 +42,9 @@ class Tensor:
     """Name and axis order of a weight in Hugging Face's layout.
 
     Attributes:
-      name: with {layer} for a layer's weights.
-      axes: for each axis of the stored tensor, our axes that it is made of, slowest first; the
-        layers axis is not counted.
+      name: the stored name, with {layer} in place of the layer's index.
+      axes: for each axis of the stored tensor, the axes of our array that are flattened into it,
+        slowest first. Our layers axis is not counted.
     """
 
     name: str
@@ -55,22 +55,22 @@ class Tensor:
         return [axis for group in self.axes for axis in group]
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Stored shape of one of our arrays, without the layers axis."""
+        """Returns the stored shape of our array of `shape`, without the layers axis."""
         return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
 
     def store(self, x: np.ndarray) -> np.ndarray:
-        """Convert our layout to the stored one."""
+        """Converts our layout to the stored one."""
         return x.transpose(self._order).reshape(self.stored_shape(x.shape))
 
     def load(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Convert the stored layout to ours, as a view."""
+        """Converts the stored layout to ours."""
         return stored.reshape([shape[axis] for axis in self._order]).transpose(
             np.argsort(self._order)
         )
 
     def read(self, shards: "Shards", name: str, shape: Sequence[int], bounds: Bounds) -> np.ndarray:
-        """Read the part of our array of `shape` within `bounds`, in the stored dtype. Bounds on the
-        leading axis of a stored axis also limit what is read from disk.
+        """Reads the part of our array of `shape` within `bounds`, in the stored dtype. Only bounds
+        on the slowest of our axes in a stored axis reduce what is read from disk.
         """
         leading = {group[0] for group in self.axes}
         inner = {group[0]: math.prod(shape[axis] for axis in group[1:]) for group in self.axes}
@@ -118,11 +118,13 @@ TENSORS: Mapping[str, Tensor] = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One stored tensor: its name, and our weight, or layer of a weight, that it holds.
+    """One stored tensor, which holds one of our weights or one layer of it.
 
     Attributes:
-      keys: the weight's path in the parameter tree. shape: ours, without the layers axis. layer:
-        None for a weight outside the layers.
+      name: the stored name.
+      keys: the weight's path in the parameter tree.
+      shape: the weight's shape in our layout, without the layers axis.
+      layer: index of the layer; None for a weight outside the layers.
     """
 
     name: str
@@ -136,7 +138,7 @@ class Entry:
 
 
 def entries(keys: tuple[str, ...], weight: Weight) -> list[Entry]:
-    """The stored tensors of one weight, in layer order."""
+    """Returns the stored tensors of one weight, in layer order."""
     tensor = TENSORS[keys[-1]]
     if weight.logical_axes[0] != "layers":
         return [Entry(tensor.name, keys, weight.shape, None)]
@@ -147,7 +149,7 @@ def entries(keys: tuple[str, ...], weight: Weight) -> list[Entry]:
 
 
 def all_entries(config: ModelConfig) -> list[Entry]:
-    """The stored tensors of a policy."""
+    """Returns the stored tensors of a policy."""
     found = jax.tree_util.tree_leaves_with_path(weights(config))
     return [
         entry for path, weight in found for entry in entries(tuple(key.key for key in path), weight)
@@ -155,13 +157,13 @@ def all_entries(config: ModelConfig) -> list[Entry]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; errors name the file."""
+    """Reads a JSON object. Raises FileNotFoundError or ValueError that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path}: no such file; is {path.parent} a Hugging Face model directory? (A model of "
-            "the hub is named OWNER/NAME)"
+            f"{path}: no such file; give a Hugging Face model directory in place of {path.parent}, "
+            "or OWNER/NAME for a model on the hub"
         ) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from None
@@ -171,9 +173,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Shards:
-    """The tensors of a directory by name, from all its files.
+    """Reads a directory's tensors by name, from one or several safetensors files.
 
-    Raises FileNotFoundError or ValueError that name the file or the tensor.
+    Methods raise FileNotFoundError or ValueError that names the file or the tensor.
     """
 
     def __init__(self, directory: Path):
@@ -185,17 +187,21 @@ class Shards:
             index = read_json(directory / INDEX)
             if "weight_map" not in index:
                 raise ValueError(
-                    f"{directory / INDEX} has no weight_map: it is no index of a checkpoint"
+                    f"{directory / INDEX} has no weight_map, so it is not the index of a "
+                    "checkpoint; download it again"
                 )
             self._files = dict(index["weight_map"])
             missing = sorted({f for f in self._files.values() if not (directory / f).exists()})
             if missing:
                 raise FileNotFoundError(
                     f"{directory / INDEX} names {', '.join(missing)}, which is not there: the "
-                    "download is incomplete"
+                    "download is incomplete; download the missing files"
                 )
         else:
-            raise FileNotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}")
+            raise FileNotFoundError(
+                f"{directory} holds neither {SINGLE} nor {INDEX}; download the model's safetensors "
+                "files, or convert its weights to safetensors"
+            )
 
     def _handle(self, file: str):
         if file not in self._open:
@@ -205,13 +211,16 @@ class Shards:
             except SafetensorError as error:
                 raise ValueError(
                     f"{self._directory / file}: damaged or truncated safetensors file "
-                    f"({error}); fetch it again"
+                    f"({error}); download it again"
                 ) from None
         return self._open[file]
 
     def _slice(self, name: str):
         if name not in self._files:
-            raise ValueError(f"{self._directory}: tensor {name} is missing from the checkpoint")
+            raise ValueError(
+                f"{self._directory}: tensor {name} is missing from the checkpoint; check that "
+                "config.json belongs to these weights"
+            )
         try:
             return self._handle(self._files[name]).get_slice(name)
         except SafetensorError as error:
@@ -220,20 +229,21 @@ class Shards:
             ) from None
 
     def names(self) -> set[str]:
-        """Names of all tensors."""
+        """Returns the names of all tensors."""
         return set(self._files)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if the tensor is missing, is not of `shape`, or is no plain float.
-        Reads no values.
+        """Raises ValueError if the tensor is missing, has another shape, or is not float32,
+        bfloat16 or float16. Reads no values.
         """
         found = self._slice(name)
         if (stored := tuple(found.get_shape())) != shape:
             raise ValueError(
                 f"{self._directory}: tensor {name} has shape {stored}; config.json implies {shape}"
+                "; use the config.json of these weights"
             )
         if found.get_dtype() not in _READABLE:
             raise ValueError(
@@ -242,20 +252,22 @@ class Shards:
             )
 
     def dtype(self, names: Iterable[str]) -> str:
-        """The dtype that holds these tensors exactly, one of STORED_DTYPES."""
+        """Returns the dtype, one of STORED_DTYPES, that holds all these tensors exactly."""
         found = {_READABLE.get(self._slice(name).get_dtype(), "float32") for name in names}
         return found.pop() if len(found) == 1 else "float32"
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Read a part of a tensor, in its own dtype."""
+        """Reads the part of a tensor at `index`, in its own dtype."""
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             return np.asarray(self._slice(name)[index])
 
 
 def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndarray:
-    """Read part of one of our weights, float32, from its entries.
+    """Reads a part of one of our weights, float32.
 
-    `bounds` include the layers axis if there is one.
+    Args:
+      parts: the weight's entries, in layer order.
+      bounds: for each axis of the weight, including the layers axis if it has one.
     """
     if parts[0].layer is None:
         (entry,) = parts
@@ -270,7 +282,12 @@ def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndar
 def read_weight(
     shards: Shards, keys: tuple[str, ...], weight: Weight, sharding: jax.sharding.Sharding | None
 ) -> jax.Array:
-    """Read one weight onto its devices. A shard that several devices keep is read once."""
+    """Reads one weight onto its devices, float32. A shard that several devices hold is read once.
+
+    Args:
+      keys: the weight's path in the parameter tree.
+      sharding: None places the weight on the default device.
+    """
     parts = entries(keys, weight)
     if sharding is None:
         return jnp.array(read_part(shards, parts, tuple((0, size) for size in weight.shape)))
@@ -288,11 +305,12 @@ def read_weight(
 
 @dataclasses.dataclass(frozen=True)
 class ModelFiles:
-    """The settings files of a model directory, to be written back with the weights.
+    """The settings files of a model directory, which are written back with the weights.
 
     Attributes:
-      config: its config.json. generation: its generation_config.json; None if there is none.
-      dtype: of its weights.
+      config: the content of config.json.
+      generation: the content of generation_config.json; None if there is none.
+      dtype: dtype of the stored weights, one of STORED_DTYPES.
     """
 
     config: Mapping[str, Any]
@@ -301,7 +319,7 @@ class ModelFiles:
 
     @classmethod
     def read(cls, directory: str | os.PathLike) -> "ModelFiles":
-        """Read them. Raises FileNotFoundError or ValueError, which name the file."""
+        """Reads the files. Raises FileNotFoundError or ValueError that names the file."""
         directory = Path(directory)
         config = read_json(directory / "config.json")
         generation = None
@@ -311,7 +329,7 @@ class ModelFiles:
         return cls(config, generation, Shards(directory).dtype(names))
 
     def written_config(self, model: ModelConfig, dtype: str) -> dict[str, Any]:
-        """config.json as it was read, with the dtype replaced.
+        """Returns config.json as it was read, with the dtype replaced.
 
         Raises ValueError if it does not describe `model`.
         """
@@ -321,7 +339,8 @@ class ModelFiles:
         settings = {name: getattr(model, name) for name in own}
         if dataclasses.replace(described, **settings) != model:
             raise ValueError(
-                "the policy has another shape than the config.json that it was read from"
+                "the policy has another shape than the config.json that it was read from; save it "
+                "with the `source` of its own directory, or with source=None"
             )
         names = [name for name in ("torch_dtype", "dtype") if name in self.config]
         return {**self.config, **dict.fromkeys(names or ["torch_dtype"], dtype)}
@@ -330,8 +349,8 @@ class ModelFiles:
 def generation_config(
     source: ModelFiles | None, tokenizer: Any, end_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """generation_config.json of a saved policy: as it was read, with all end tokens. If there was
-    none, its values come from config.json and the tokenizer; {} without an end token.
+    """Returns a saved policy's generation_config.json: as it was read, with all end tokens. If none
+    was read, its values come from config.json and the tokenizer, or it is {} without an end token.
     """
     if source is not None and source.generation is not None:
         values = dict(source.generation)
@@ -356,22 +375,23 @@ def load_hf(
     dtype: str = "float32",
     remat: bool = False,
 ) -> tuple[dict[str, Any], ModelConfig]:
-    """Read a model directory.
+    """Reads the weights and the config of a model directory. Logs tensors that are not used.
 
     Args:
-      directory: with config.json and model.safetensors, or shards with their index; float32,
-        bfloat16 or float16.
-      mesh: where to put the weights, by `rules`; None: the default device.
-      dtype, remat: of the returned config, whose platform is the mesh's. Weights are always
+      directory: holds config.json, and model.safetensors or several files with their index, in
+        float32, bfloat16 or float16.
+      mesh: mesh that holds the weights, sharded by `rules`; None: the default device.
+      dtype, remat: fields of the returned config, whose platform is the mesh's. Weights are always
         float32; half precision is converted exactly.
+
     Returns:
       (params, config).
 
     Raises:
-      FileNotFoundError: a required file is missing. ValueError: an unsupported architecture (with
-        the reason), a damaged file, a tensor that is missing, quantized or of another shape, or a
-        tied model whose lm_head.weight is not its embedding; names the file or tensor. Unused
-        tensors are logged.
+      FileNotFoundError: a required file is missing.
+      ValueError: an unsupported architecture (with the reason), a damaged file, a tensor that is
+        missing, quantized or of another shape, or a tied model whose lm_head.weight differs from
+        its embedding. The message names the file or tensor.
     """
     directory = Path(directory)
     path = directory / "config.json"
@@ -383,8 +403,8 @@ def load_hf(
         raise ValueError(f"{path}: {error}") from None
     if (directory / SINGLE).exists() and (directory / INDEX).exists():
         log.warning(
-            "%s holds %s and %s: the former is read, as transformers does. Delete the one of an "
-            "earlier save",
+            "%s holds %s and %s: the former is read, as in transformers. Delete the older of the "
+            "two saves",
             directory,
             SINGLE,
             INDEX,
@@ -429,8 +449,8 @@ def _require_tied(shards: Shards, directory: Path, config: ModelConfig, rows: in
         ):
             raise ValueError(
                 f"{directory}: config.json ties the head to the embedding, but lm_head.weight is "
-                "another matrix. Set tie_word_embeddings to false there, or "
-                "take lm_head.weight out"
+                "another matrix. Set tie_word_embeddings to false in config.json, or "
+                "remove lm_head.weight from the weights"
             )
 
 
@@ -440,9 +460,10 @@ def _layer(value: jax.Array, index: int) -> jax.Array:
 
 
 def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32") -> np.ndarray:
-    """One tensor on the host, in Hugging Face's layout.
+    """Copies one tensor to the host, in Hugging Face's layout.
 
-    Raises ValueError, with its name, for a value beyond float16's range.
+    If processes hold parts of the weight, all of them must call this. Raises ValueError that names
+    the tensor if a value is beyond float16's range.
     """
     value = params
     for key in entry.keys:
@@ -466,14 +487,14 @@ def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32
 def stored_tensors(
     params: Mapping[str, Any], config: ModelConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """(Hugging Face name, float32 array in its layout) of every weight."""
+    """Yields (Hugging Face name, float32 array in Hugging Face's layout) for every tensor."""
     for entry in all_entries(config):
         yield entry.name, stored_tensor(params, entry)
 
 
 def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[str, list[Entry]]:
-    """File name -> entries stored there: one file, or several of at most `max_shard_bytes` (a
-    larger tensor has its own).
+    """Assigns entries to files, {file name: entries}: one file, or several of at most
+    `max_shard_bytes` each. A larger tensor has a file of its own.
     """
     files = [[]]
     size = 0
@@ -498,7 +519,7 @@ def write_tensors(
     dtype: str,
     max_shard_bytes: int,
 ) -> None:
-    """Write the safetensors files, with an index if there are several.
+    """Writes the safetensors files, with an index if there are several.
 
     The host holds the tensors of one file at a time.
     """
@@ -522,18 +543,20 @@ def write_tensors(
 
 
 def require_replaceable(directory: str | os.PathLike) -> Path:
-    """The folder that `save_hf` would write, with links resolved.
+    """Returns the directory that `save_hf` would replace as a whole, with links resolved.
 
-    Raises ValueError if it is a file, or a folder with anything but a model, such as a run's
-    workdir: it would be replaced as a whole.
+    Raises ValueError if it is a file, or a directory with anything but a model, such as a run's
+    workdir.
     """
     path = Path(directory).resolve()
     if path.exists() and not path.is_dir():
-        raise ValueError(f"{directory} is a file; a model is saved as a directory")
+        raise ValueError(
+            f"{directory} is a file; a model is saved as a directory: choose another name"
+        )
     if path.is_dir() and any(path.iterdir()) and not _is_a_model_alone(path):
         raise ValueError(
-            f"{directory} holds other things than a model, which saving one there would delete; "
-            "name a new directory"
+            f"{directory} holds other files than a model's, and saving a model there would delete "
+            "them; choose a new directory"
         )
     return path
 
@@ -559,28 +582,28 @@ def save_hf(
     source: ModelFiles | None = None,
     end_tokens: Sequence[int] = (),
 ) -> None:
-    """Write a directory for transformers (and `load_hf`).
+    """Writes a model directory for transformers (and `load_hf`), replacing an existing one.
 
-    It is written to a temporary directory and moved into place, so an interrupted save leaves the
-    old one. An existing model directory is replaced.
+    The files are written to a temporary directory, which is moved into place at the end. An
+    interrupted save leaves the old directory.
 
     Args:
-      tokenizer: saved with the weights.
-      extra: further JSON files, {"made_by.json": {...}}.
-      dtype: of the stored weights, "float32", "bfloat16" or "float16"; AS_READ takes `source`'s, or
-        float32 without one.
+      tokenizer: saved with the weights; None writes no tokenizer.
+      extra: further JSON files, such as {"made_by.json": {...}}.
+      dtype: dtype of the stored weights, "float32", "bfloat16" or "float16"; AS_READ takes
+        `source.dtype`, or float32 if `source` is None.
       max_shard_bytes: a larger model is written as several files of at most this size, with an
         index.
       write: whether this process writes. If several processes hold the weights together, one
         writes, and all must call this.
-      source: settings files of the directory from which the policy was read. Its config.json and
-        generation_config.json are written back, with end tokens, sampling defaults and unknown
-        fields.
+      source: settings files of the directory from which the policy was read. Their fields, known
+        or not, are written back with the new end tokens.
       end_tokens: ids that end a response; generation_config.json names all of them.
 
     Raises:
-      ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of
-        no known family, or a target that is no model directory (see `require_replaceable`).
+      ValueError: an unknown dtype, `max_shard_bytes` below 1, a weight beyond float16's range, a
+        policy of no known family, or a target that holds anything but a model (see
+        `require_replaceable`).
     """
     if dtype == AS_READ:
         dtype = "float32" if source is None else source.dtype

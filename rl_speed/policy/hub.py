@@ -15,7 +15,7 @@ IGNORED = ("*/*", "consolidated*")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` is not an existing path and looks like a model's name on the hub."""
+    """Returns whether `name` looks like a model's name on the hub and is not an existing path."""
     return (
         not pathlib.Path(name).exists()
         and not name.endswith(".json")
@@ -24,16 +24,16 @@ def is_hub_name(name: str) -> bool:
 
 
 def model_directory(name: str, weights: bool = True, field: str = "config.model.path") -> str:
-    """The local directory of a model: `name` itself, or its snapshot from the hub.
+    """Returns a model's local directory: `name` itself, or its snapshot, downloaded from the hub.
 
     Args:
-      name: a path, or OWNER/NAME[@REVISION]. An existing path is always a path.
-      weights: False downloads only config.json and the tokenizer.
-      field: the setting that has the name, for errors.
+      name: a path, or OWNER/NAME[@REVISION]. An existing path is always read as a path.
+      weights: whether to download the weights; otherwise only JSON files and the tokenizer.
+      field: the setting that holds the name, for errors.
 
     Raises:
-      FileNotFoundError: no such path, and the hub has no such model, refuses it or cannot be
-        reached; the message says which, and what to do.
+      FileNotFoundError: there is no such path, and the hub has no such model, refuses access or
+        cannot be reached; the message says which, and what to do.
     """
     return _snapshot(name, weights, field) if is_hub_name(name) else name
 
@@ -58,21 +58,22 @@ def _snapshot(name: str, weights: bool, field: str) -> str:
         ) from None
     if weights and not any(pathlib.Path(directory).glob("*.safetensors")):
         raise FileNotFoundError(
-            f"{field}: {name}: {directory}, its snapshot of the Hugging Face hub, holds no "
-            ".safetensors file: the model keeps its weights in another format, or the machine is "
-            "offline and they were never downloaded (hf download " + found["repo"] + ")"
+            f"{field}: {name}: {directory}, its snapshot from the Hugging Face hub, holds no "
+            ".safetensors file. If the machine is offline, download the weights first (hf download "
+            + found["repo"]
+            + "); if the model has another format, convert it to safetensors"
         )
     log.info("%s: the snapshot %s", name, directory)
     return directory
 
 
 def _reason(error: Exception, repo: str) -> str:
-    """The cause of a hub error and its fix, in one line."""
+    """Returns the cause of a hub error and its remedy, in one line."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
         return (
-            f"access to it is granted to accounts alone; ask at https://huggingface.co/{repo}, and "
+            f"access must be granted to your account; ask at https://huggingface.co/{repo}, and "
             "log in with `hf auth login` or set HF_TOKEN"
         )
     if isinstance(error, errors.RevisionNotFoundError):
@@ -84,6 +85,6 @@ def _reason(error: Exception, repo: str) -> str:
         )
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
-        f"{first} ({type(error).__name__}). Without a network give a local directory, made with "
-        f"`hf download {repo} --local-dir DIRECTORY` where there is one"
+        f"{first} ({type(error).__name__}). Without a network, give a local directory, made with "
+        f"`hf download {repo} --local-dir DIRECTORY` on a machine that has one"
     )

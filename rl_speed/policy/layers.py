@@ -1,7 +1,7 @@
-"""The pass through stacked layers and back: what is kept, recomputed, and where gradients go.
+"""Forward and backward pass through stacked layers, with recomputation and accumulated gradients.
 
 Layers may differ in what they compute (`ModelConfig.specs`): `steps` has a function (x, layer) -> x
-for each layer of a period. A loop makes whole periods; a last period that is cut short follows it.
+for each layer of a period. A loop runs whole periods; an incomplete last period follows it.
 """
 
 import functools
@@ -23,22 +23,22 @@ Steps = Sequence[Callable[[Array, Params], Array]]
 
 
 class Adding(NamedTuple):
-    """Stacked layers whose gradients are added to `totals`; see `adding`."""
+    """Stacked layers whose gradients are accumulated into `totals`; see `adding`."""
 
     weights: Params
     totals: Params
 
 
 def adding(params: Params, totals: Params, config: ModelConfig) -> Params:
-    """Weights for `hidden_states` and `token_logprobs`. The gradient with respect to `totals` is
-    `totals` plus theirs; no gradient flows to `params`.
+    """Returns `params` for `hidden_states` and `token_logprobs` whose gradients accumulate into
+    `totals`: the gradient with respect to `totals` is `totals` plus the weights' gradient. No
+    gradient flows to `params`, so no second gradient tree is held.
 
-    So no second tree of gradients is held. If layers are recomputed (`config.remat`), each layer's
-    gradient is added in place as soon as it is computed.
+    With `config.remat`, each layer's gradient is added in place as soon as it is computed.
 
     Args:
-      params: the tree of `weights(config)`. totals: a tree like it, float32, with None in place of
-        weights that are not trained.
+      params: the tree of `weights(config)`.
+      totals: a tree from `transformer.trainable`, float32.
     """
     plain = {
         name: jax.tree.map(_add_to, part, totals[name])
@@ -63,7 +63,7 @@ _added_to.defvjp(lambda weight, total: (weight, total), lambda total, g: (None, 
 def through_layers(
     steps: Steps, x_NxD: Array, layers: Params | Adding, config: ModelConfig
 ) -> Array:
-    """Apply all layers in turn: `steps[i % len(steps)](x, layer i)`."""
+    """Applies all layers in turn: `steps[i % len(steps)](x, layer i)`. Returns x, [N, D]."""
     if isinstance(layers, Adding):
         return _through_adding(tuple(steps), x_NxD, *layers)
     if config.remat:
@@ -77,7 +77,7 @@ def through_layers(
 def _scan(
     steps: Steps, x: Array, layers: Params, unroll: bool = False, keep: bool = False
 ) -> tuple[Array, Array | None]:
-    """(x after all layers, the layers' inputs [N, ...] if `keep`)."""
+    """Returns (x after all layers, the layers' inputs [layers, ...] if `keep`, else None)."""
     size = len(steps)
     count = len(layers["attn_norm"])
     whole = count // size * size  # layers of whole periods

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of given tokens, without holding [batch, time, vocabulary]."""
+"""Computes log-probs and entropies of given tokens without holding the logits of whole batches."""
 
 import functools
 from typing import NamedTuple
@@ -17,13 +17,13 @@ from rl_speed.policy.transformer import (
     output_head,
 )
 
-# Logits computed together by default: 2^27 float32 numbers are 512 MiB over the whole batch.
+# Logits held at a time by default: 2^27 float32 numbers, 512 MiB over the whole batch.
 DEFAULT_LOGITS = 2**27
 
 
 class _Statistics(NamedTuple):
-    """Softmax statistics of rows of logits, f32[...] each: their maximum (the shift), log of the
-    sum of exponentials of shifted logits, and the entropy or None.
+    """Softmax statistics of rows of logits, f32[...] each: `top` is the maximum, `normaliser` the
+    log of the sum of exp(logits - top); `entropy` may be None.
     """
 
     top: Array
@@ -34,10 +34,10 @@ class _Statistics(NamedTuple):
 def _statistics(
     logits: Array, targets: Array, with_entropy: bool, vocabulary: Vocabulary
 ) -> tuple[Array, _Statistics]:
-    """(log-probs f32[...] of the targets, their softmax statistics)."""
+    """Returns (log-probs f32[...] of the targets, softmax statistics of the rows)."""
     # The maximum is subtracted first, because results are differences of logits. Otherwise rounding
-    # at the size of the logits would exceed the tolerance between sampler and trainer (an entropy
-    # was off by 1e-4 nats at logits around 40).
+    # errors, relative to the logits, would exceed the tolerance between sampler and trainer (an
+    # entropy was off by 1e-4 nats at logits around 40).
     logits = logits.astype(jnp.float32)
     top = vocabulary.max(jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
     logits = logits - top[..., None]
@@ -58,8 +58,10 @@ def _statistics(
 def logits_logprobs(
     logits: Array, targets: Array, with_entropy: bool = False, vocabulary: Vocabulary = Vocabulary()
 ) -> tuple[Array, Array | None]:
-    """Log-softmax of float32 logits [..., V] at targets [...], and the entropy in nats if asked
-    for. `vocabulary`: the shard of the vocabulary that the logits cover.
+    """Computes the log-softmax of logits [..., V] at targets [...], and the entropy in nats.
+
+    `vocabulary` is the shard that the logits cover. Returns (f32[...], f32[...] or None without
+    `with_entropy`).
     """
     logprobs, found = _statistics(logits, targets, with_entropy, vocabulary)
     return logprobs, found.entropy
@@ -75,9 +77,10 @@ def _in_chunks(
     with_entropy: bool,
     vocabulary: Vocabulary,
 ) -> tuple[Array, Array | None]:
-    """(log-probs f32[C, N], entropies f32[C, N] or None), one chunk of tokens after the other.
+    """Computes (log-probs f32[C, N], entropies f32[C, N] or None) for one chunk of tokens at a
+    time.
 
-    Each chunk's logits are freed. The backward pass recomputes only them, from the saved
+    Each chunk's logits are freed. The backward pass recomputes them and reuses the saved softmax
     statistics.
     """
     return _forward(
@@ -157,10 +160,9 @@ def token_logprobs(
     with_entropy: bool = False,
     weights: Weights = Weights(),
 ) -> tuple[Array, Array | None]:
-    """Log-softmax of logits / temperature at the targets; the output head is applied in chunks of
-    time.
+    """Computes the log-softmax of logits / temperature at the targets, chunk by chunk.
 
-    Chunks slice time, not rows, so a batch sharded over rows is not moved. The backward pass
+    A chunk is a slice of time, so that a batch sharded over rows is not moved. The backward pass
     recomputes each chunk's logits.
 
     Args:
@@ -171,8 +173,9 @@ def token_logprobs(
       config: static.
       temperature: above 0; a number, or a scalar array.
       chunk: tokens (over all rows) whose logits are held at a time; None holds about 2^27 logits.
-      with_entropy: whether to compute the entropy at this temperature: one more pass over logits.
-      weights: how the parameters are read.
+      with_entropy: whether to compute the entropy at this temperature, in one more pass over the
+        logits.
+      weights: reads the parameters, whole or split over a mesh.
 
     Returns:
       (logprobs f32 [B, T], entropy f32 [B, T] in nats, or None).
@@ -182,7 +185,8 @@ def token_logprobs(
     """
     if isinstance(temperature, (int, float)) and temperature <= 0:
         raise ValueError(
-            f"temperature must be above 0, got {temperature} (greedy samples have log-probs at 1)"
+            f"temperature must be above 0, got {temperature}; for greedy samples use 1, the "
+            "temperature of their log-probs"
         )
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
@@ -191,7 +195,7 @@ def token_logprobs(
     step = min(length, max(1, chunk // max(rows, 1)))
 
     pieces = -(-length // step)
-    # Pieces of equal size, so the last has little padding; eight rows are a TPU tile.
+    # Pieces have equal size, so the last has little padding; a TPU tile has eight rows.
     step = min(step, -(-length // pieces // 8) * 8)
     pad = pieces * step - length
 
@@ -231,8 +235,8 @@ def sequence_logprobs(
     chunk: int | None = None,
     with_entropy: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Log-probs of each token of whole rows given the tokens before it: a forward pass, then
-    `token_logprobs`.
+    """Computes the log-prob of each token of whole rows given the tokens before it: a forward pass,
+    then `token_logprobs`.
 
     Args:
       tokens: i32[R, W], padded on the right; values at padding are undefined.

@@ -1,9 +1,9 @@
-"""Attention over a stream of concatenated sequences, at the cost of the sequences.
+"""Causal attention over packed rows, in which sequences are concatenated.
 
-Dense attention over a row of T tokens computes T keys per query, whatever the row holds. Kernels
-skip other sequences: splash on TPUs, cuDNN on GPUs since Hopper. Elsewhere a query sees one window,
-which fits the longest sequence of its stream: blocks of queries times blocks of keys, with a mask
-for other sequences.
+Dense attention over a row of T tokens computes T scores per query. Here the cost follows the
+sequences' lengths: splash on TPUs and cuDNN on GPUs since Hopper skip other sequences. Elsewhere a
+query sees a window that fits the row's longest sequence: blocks of queries times blocks of keys,
+with other sequences masked.
 """
 
 import contextlib
@@ -24,23 +24,25 @@ from rl_speed.policy.transformer import (
     dense_attention,
 )
 
-# The smallest window with its own program: below it attention is a small part of a layer.
+# The smallest window: below it attention is a small part of a layer's cost.
 SMALLEST_WINDOW = 64
 
 
 class Window(NamedTuple):
-    """Static: `size` tokens that a query sees, with its own; `block` queries computed together."""
+    """A static window: a query sees `size` tokens, itself included; `block` queries are computed
+    together.
+    """
 
     size: int
     block: int
 
 
 def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
-    """Ascending windows. The last holds `longest` tokens, and its block is a multiple of every
-    other.
+    """Returns windows in ascending order. The last fits `longest` tokens, and its block is a
+    multiple of every other block.
 
-    Each is 3/2 or 4/3 of the one before. Kernels that compile for minutes have fewer: "cudnn" only
-    the doublings, and "splash" one, since it skips blocks of other sequences itself.
+    Each size is 3/2 or 4/3 of the one before. Kernels that take minutes to compile get fewer:
+    "cudnn" only the doublings, and "splash" one, since it skips blocks of other sequences itself.
     """
     if kernel == "splash":
         block = splash.block_of(longest)
@@ -58,8 +60,8 @@ def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
 def causal_attention(
     q: Array, k: Array, v: Array, config: ModelConfig, window: int | None = None
 ) -> Array:
-    """Causal attention over rows that are not packed: q [B, T, H, K], k, v [B, T, G, K] -> [B, T,
-    H, K], within `LayerSpec.window`. Heads are split over `tensor`.
+    """Computes causal attention over rows that are not packed, within `LayerSpec.window`: q [B, T,
+    H, K], k, v [B, T, G, K] -> [B, T, H, K]. Heads are split over `tensor`.
     """
     if attention_kernel(config) != "splash":
         return dense_attention(q, k, v, None, config=config, window=window)
@@ -72,7 +74,7 @@ def causal_attention(
 
 
 def smaller(tokens: int, window: int | None) -> int:
-    """The smaller of the tokens there are and the window of a layer, if it has one."""
+    """Returns the smaller of a number of tokens and a layer's window, if it has one."""
     return tokens if window is None else min(tokens, window)
 
 
@@ -85,10 +87,10 @@ def banded_attention(
     config: ModelConfig,
     layer_window: int | None = None,
 ) -> Array:
-    """Causal attention within segments of at most `window.size` tokens.
+    """Computes causal attention within segments of at most `window.size` tokens.
 
     Args:
-      q: [B, T, H, K]. k, v: [B, T, N, K]; H / N query heads share each of the N heads.
+      q: [B, T, H, K]. k, v: [B, T, G, K]; H / G query heads share each of the G heads.
       segment_ids: i32[B, T]; a segment's tokens are contiguous. T is a multiple of `window.block`.
       layer_window: `LayerSpec.window`.
 
@@ -101,7 +103,9 @@ def banded_attention(
     before = -(-(smaller(window.size, layer_window) - 1) // block)
 
     def keys(x, fill=0):
-        """[B, T, ...] -> [B * count, (before + 1) * block, ...]: the keys each block may see."""
+        """Gathers the keys that each query block may see: [B, T, ...] -> [B * count, (before + 1) *
+        block, ...].
+        """
         x = jnp.pad(
             x, ((0, 0), (before * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill
         )
@@ -126,29 +130,31 @@ def banded_attention(
 
 
 def cudnn_attention(q: Array, k: Array, v: Array, lengths: Array) -> Array:
-    """Causal attention within sequences by cuDNN, which computes no other pairs.
+    """Computes causal attention within sequences by cuDNN, which skips pairs of different ones.
 
-    JAX has this kernel, but gives it no public name.
+    The kernel is private in JAX.
 
     Args:
-      q: [B, T, H, K]. k, v: [B, T, N, K]. lengths: i32[B, R], tokens of the sequences that lie
-        behind one another from token 0 on; 0 behind the last one.
+      q: [B, T, H, K]. k, v: [B, T, G, K].
+      lengths: i32[B, R], tokens of the sequences, which are concatenated from token 0 on; 0 after
+        the last one.
 
-    Returns: [B, T, H, K], 0 behind the last sequence.
+    Returns: [B, T, H, K], 0 after the last sequence.
 
     Raises:
-      NotImplementedError: on a GPU before Hopper. ImportError: not in this JAX.
+      NotImplementedError: on a GPU before Hopper.
+      ImportError: this version of JAX does not have the kernel.
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    # Of one sequence alone the kernel would not expect offsets.
+    # The padding makes at least two sequences: for a single one the kernel expects no offsets.
     lengths = jnp.pad(lengths, ((0, 0), (0, 1)))
     ends = jnp.cumsum(lengths, axis=1, dtype=jnp.int32)
     held = (jnp.arange(q.shape[1]) < ends[:, -1:])[..., None, None]
     count = jnp.where(lengths > 0, lengths, -1)
     offset = jnp.pad(jnp.where(lengths > 0, ends, -1), ((0, 0), (1, 0)))
 
-    # The kernel writes nothing behind the last sequence, neither values nor gradients.
+    # The kernel writes neither values nor gradients after the last sequence.
     def within(x):
         return jnp.where(held, x, 0)
 
@@ -177,11 +183,16 @@ def stream_attention(
     config: ModelConfig,
     layer_window: int | None = None,
 ) -> Array:
-    """Causal attention within segments: by the splash kernel, cuDNN's, or `banded_attention`, whose
-    scores the backward pass recomputes.
+    """Computes causal attention within segments by the splash kernel, cuDNN's, or
+    `banded_attention`, whose scores the backward pass recomputes.
 
-    Args and result as there; `windows[which]`, i32[], fits the longest segment, and `lengths` is
-    that of `cudnn_attention`. Undefined behind the last segment. Heads are split over `tensor`.
+    Heads are split over `tensor`. Values after the last segment are undefined.
+
+    Args:
+      q, k, v, segment_ids, layer_window: as for `banded_attention`, whose result it returns.
+      lengths: as for `cudnn_attention`.
+      which: i32[], index of a window that fits the longest segment.
+      windows: see `make_windows`.
     """
 
     def attend(q, k, v, segment_ids, lengths, which):
@@ -214,8 +225,8 @@ def _forward(q, k, v, segment_ids, which, *settings):
 
 
 def _backward(windows, config, layer_window, saved, out_gradient):
-    # The switch is outside of the differentiated function: inside, the backward pass would hold
-    # scores of every branch, with zeros for those not taken.
+    # The switch is outside of the differentiated function: inside, the backward pass would hold the
+    # scores of every branch, with zeros for branches that were not taken.
     *qkv, segment_ids, which = saved
 
     def branch(window):

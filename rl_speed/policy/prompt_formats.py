@@ -1,9 +1,9 @@
-r"""Prompt formats by name, for `config.data.prompt`: how the four papers and their sources put a
-question to the policy.
+r"""Prompt formats by name, for `config.data.prompt`: the prompts of the four papers and their
+sources.
 
 A detail that is in no paper or released code is our guess, and marked as one.
 
-- chat: the tokenizer's chat template with one user turn. plain: the question.
+- chat: the tokenizer's chat template with one user turn. plain: the question alone.
 - qwen_math_cot: chat; system turn: reason step by step, put the answer in a box. From
   Qwen2.5-Math's model card, and the default of its template. For SPEED it is our guess: its prompts
   are inside its data.
@@ -11,9 +11,10 @@ A detail that is in no paper or released code is our guess, and marked as one.
   code (data_process/reformat.py), and its Tinker code (recipes/reinforce_ada/math_env.py).
 - qwen_boxed: chat; system turn "You are a helpful assistant."; asks for the box after the question.
   Qwen2.5's evaluation code, SimpleRL-Zoo.
-- r1_zero: no chat template: User, Assistant, <think> opened, answer in <answer>. DeepSeek-R1 (arXiv
-  2501.12948), table 1, in the words of Dr. GRPO's code. r1_zero_boxed: with the answer in a box.
-  Our wording, for Bae et al., who name thinking and answer but give no words.
+- r1_zero: no chat template; "User:" and "Assistant:", <think> opened, the answer in <answer>.
+  DeepSeek-R1 (arXiv 2501.12948), table 1, in the wording of Dr. GRPO's code.
+- r1_zero_boxed: r1_zero with the answer in a box. The wording is our guess for Bae et al., who name
+  thinking and answer but do not print the prompt.
 - r1_distill: chat without a system turn; asks for the box after the question, <think> opened.
   DeepSeek-R1's usage recommendations.
 - open_rs: chat; open-rs' system turn, with its doubled braces (its recipes/grpo.yaml). RPO's own
@@ -39,13 +40,14 @@ _R1_ZERO = (
 
 @dataclasses.dataclass(frozen=True)
 class PromptFormat:
-    """How a question becomes a prompt.
+    """A format that makes a prompt from a question.
 
     Attributes:
-      user: the user turn, or without `chat` the whole prompt; only {question} is replaced.
-      system: the system turn; None: the template's own default.
+      user: the user turn, or the whole prompt if `chat` is False; only {question} is replaced.
+      system: the system turn; None uses the template's default.
       chat: whether to use the tokenizer's chat template.
-      opening: text that the response already begins with; left out if the template ends with it.
+      opening: text added after the prompt, with which the response begins; not added if the
+        rendered template already ends with it.
     """
 
     user: str = "{question}"
@@ -93,23 +95,25 @@ PROMPTS = {
 
 
 def prompt_format(template: str) -> PromptFormat:
-    """The preset of that name, or the format of a string with {question} (other braces doubled).
+    """Returns the format named `template`, or the format of a string with {question}, in which
+    other braces are doubled.
 
     Raises:
-      ValueError: neither.
+      ValueError: `template` is neither.
     """
     if template in PROMPTS:
         return PROMPTS[template]
     if "{question}" not in template:
         raise ValueError(
             f"config.data.prompt={template!r} is none of "
-            f"{', '.join(PROMPTS)}, and has no {{question}}"
+            f"{', '.join(PROMPTS)}, and has no {{question}}; choose one of these, or put "
+            "{question} into the format string"
         )
     try:
         # The formatted string is PromptFormat.user: its other braces are single now.
         return PromptFormat(template.format(question="{question}"), chat=False)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"config.data.prompt={template!r} is no format string ({error!r}): braces other than "
-            "{question} are doubled, as in \\boxed{{}}"
+            f"config.data.prompt={template!r} is no format string ({error!r}): double braces other "
+            "than those of {question}, as in \\boxed{{}}"
         ) from None

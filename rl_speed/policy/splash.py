@@ -1,8 +1,8 @@
-"""Causal attention by JAX's splash kernel, for TPUs: scores stay on the chip, and key blocks that
-no query of a block may see are skipped.
+"""Causal attention by JAX's splash kernel, for TPUs. Scores stay on the chip, and a query block
+skips key blocks that none of its queries may see.
 
-The kernel's mask is static: a query sees one window. At run time, blocks of other segments are
-removed from the kernel's list.
+The kernel's mask is static: every query sees a window of the same size. At run time, blocks of
+other segments are removed from the kernel's list.
 """
 
 import functools
@@ -16,21 +16,21 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import Array
 
-# Queries and keys multiplied together; on-chip memory holds the scores of one head.
+# Most queries and keys of a block; on-chip memory holds a block's scores for one head.
 BLOCK = 512
 # The kernel's smallest block.
 LANES = 128
 
 
 def block_of(length: int) -> int:
-    """Tokens of a block for rows of this length, which are padded to a multiple."""
+    """Returns the tokens of a block; rows of this length are padded to a multiple of it."""
     return min(BLOCK, -(-length // LANES) * LANES)
 
 
 @functools.lru_cache(maxsize=16)
 def make_kernel(length: int, window: int, heads: int, interpret: bool):
-    """The kernel for rows of `length` tokens, whose queries see `window` tokens, themselves
-    included. Its arrays are NumPy's, so no trace holds them.
+    """Makes the kernel for rows of `length` tokens, whose queries see `window` tokens, themselves
+    included. Its arrays are NumPy arrays, so that the cached kernel holds no tracers.
     """
     size = block_of(length)
     mask = masks.LocalMask((length, length), (window - 1, 0), 0)
@@ -51,7 +51,7 @@ def make_kernel(length: int, window: int, heads: int, interpret: bool):
 
 
 def strike(kernel, segment_ids_T: Array):
-    """The kernel without block pairs whose queries and keys share no segment."""
+    """Removes from the kernel the block pairs whose queries and keys share no segment."""
     changed = segment_ids_T[1:] != segment_ids_T[:-1]
     place_T = jnp.pad(jnp.cumsum(changed, dtype=jnp.int32), (1, 0))  # ascends
     size = block_of(len(segment_ids_T))
@@ -80,11 +80,11 @@ def strike(kernel, segment_ids_T: Array):
 def splash_attention(
     q: Array, k: Array, v: Array, segment_ids: Array | None, window: int, config: ModelConfig
 ) -> Array:
-    """Causal attention over the last `window` tokens of a query's segment.
+    """Computes causal attention over the last `window` tokens of a query's segment.
 
     Args:
       q: [B, T, H, K]. k, v: [B, T, G, K]; H / G query heads share each of the G heads.
-      segment_ids: i32[B, T], a segment's tokens contiguous; None: each row is one segment.
+      segment_ids: i32[B, T], with contiguous segments; None: each row is one segment.
 
     Returns: [B, T, H, K].
     """

@@ -1,10 +1,10 @@
-"""How a policy's weights are read: whole, or split over `fsdp` and gathered where they are used.
+"""Reads weights that are split over `fsdp`, and gathers each layer where it is used.
 
 Each row shard runs the program for itself (`jax.shard_map` over `mesh.own_axes`) and sees its shard
 of each weight. A layer is gathered in the compute dtype when it is used, and again when the
-backward pass recomputes it. Gradients are summed over the shards in float32, one layer at a time,
-and each shard keeps those of its weights. The embedding and the head are not gathered: tokens are
-sent to the shards of their columns or words.
+backward pass recomputes it. Gradients are summed over shards in float32, one layer at a time, and
+each shard keeps the gradients of its own weights. The embedding and the head are not gathered:
+tokens are sent to the shards, which hold columns of the embedding and vocabulary ids of the head.
 """
 
 import functools
@@ -27,12 +27,14 @@ from rl_speed.policy.transformer import (
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def gather(part: Array, axis: int, tensor: int | None, dtype: str) -> Array:
-    """Gather a weight that is split over `fsdp` along `axis`. The result is float32 with values of
-    `dtype`: only `dtype` is sent, and the gradient sums in float32.
+    """Gathers a weight that is split over `fsdp` along `axis`.
+
+    Values are sent in `dtype` and returned in `part`'s dtype (float32); the gradient is summed in
+    float32.
 
     Args:
-      tensor: the axis that is also split over `tensor`, and stays split: each device gathers its
-        own part. The partitioner would gather it first.
+      tensor: axis that is split over mesh axis `tensor` and stays split, or None.
+      dtype: the compute dtype.
     """
 
     def whole(x):
@@ -53,8 +55,8 @@ gather.defvjp(lambda part, *settings: (gather(part, *settings), None), _scatter)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def turn(part: Array, whole: int, split: int, tensor: int | None, dtype: str) -> Array:
-    """Move the `fsdp` split of a weight from axis `whole` to axis `split`; dtypes and gradients as
-    in `gather`.
+    """Moves the `fsdp` split of a weight from axis `whole` to axis `split`. Dtypes, gradients and
+    `tensor` are as in `gather`.
     """
 
     def send(x):
@@ -74,11 +76,12 @@ turn.defvjp(lambda part, *settings: (turn(part, *settings), None), _turn_back)
 
 
 class SplitWeights(Weights):
-    """Weights of a policy on a mesh, as each row shard sees them.
+    """Reads a policy's weights that are split over a mesh, inside one row shard.
 
     Attributes:
-      specs: of the weight tree, for `jax.shard_map`: the `fsdp` split. The partitioner handles
-        `tensor`. trainable_specs: of the trained weights, so of the gradients.
+      specs: a PartitionSpec per weight for `jax.shard_map`, with the `fsdp` split only: the
+        partitioner handles `tensor`.
+      trainable_specs: the same for trained weights and their gradients, None for others.
     """
 
     def __init__(self, config: ModelConfig, mesh: Mesh):
@@ -106,8 +109,8 @@ class SplitWeights(Weights):
         return {name: self._whole(part, specs[name]) for name, part in layer.items()}
 
     def head(self, name: str, table: Array) -> tuple[Array, Vocabulary]:
-        # Not gathered: each shard computes logits of its words for the tokens of all shards. Only
-        # tokens are sent, and no shard holds the whole table or its gradient.
+        # Each shard computes the logits of its ids for the tokens of all shards. Only hidden states
+        # are sent, and no shard holds the whole table or its gradient.
         spec = self._full[name]
         shape = self._mesh.shape
         whole, split = (1, 0) if name == "embed" else (0, 1)
@@ -122,14 +125,14 @@ class SplitWeights(Weights):
     def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
         if "fsdp" not in self.specs["embed"]:
             return super().embed(table, tokens_N, dtype)
-        # Each shard looks up its columns for the tokens of all shards, then gets all columns of its
-        # own tokens. Only rows are sent, not the table.
+        # Each shard looks up its columns for the tokens of all shards, then receives all columns of
+        # its own tokens. Only the tokens' rows are sent, not the table.
         all_tokens = jax.lax.all_gather(tokens_N, "fsdp", tiled=True)
         columns = table[all_tokens].astype(dtype)
         return jax.lax.all_to_all(columns, "fsdp", split_axis=0, concat_axis=1, tiled=True)
 
     def add_up(self, gradients: Params) -> Params:
-        """All-reduce gradients over row shards."""
+        """All-reduces gradients over row shards."""
 
         def several(*axes):
             return tuple(a for a in axes if self._mesh.shape[a] > 1)
@@ -143,13 +146,13 @@ class SplitWeights(Weights):
         return jax.tree.map(add, gradients, self.trainable_specs)
 
     def run(self, function: Any, out_specs: Any, params: Params, *tables: Any) -> Any:
-        """Run function(params, *tables of one shard) on each row shard.
+        """Runs `function(params, *tables)` on each row shard.
 
         Args:
-          tables: pytrees with shards on axis 0, which the function does not see.
-          out_specs: of its result: `specs`; `PartitionSpec()` for what is the same on all shards;
-            or `PartitionSpec(ROWS)` for arrays to be stacked, which the function returns with axis
-            0 of size 1.
+          tables: pytrees with shards on axis 0; the function gets its shard without this axis.
+          out_specs: specs of the result: `specs`; `PartitionSpec()` for values that are equal on
+            all shards; or `PartitionSpec(ROWS)` for arrays that the function returns with an axis 0
+            of size 1, to be concatenated.
         """
 
         def mine(tree):

@@ -1,4 +1,6 @@
-"""Tokenizers and prompts, from a local directory. Only this module uses transformers."""
+"""Loads a tokenizer from a local directory and encodes prompts. Only this module imports
+transformers.
+"""
 
 import dataclasses
 import datetime
@@ -19,8 +21,8 @@ from rl_speed.policy.prompt_formats import prompt_format
 
 log = logging.getLogger(__name__)
 
-# The date given to chat templates that write today's into a prompt (Llama 3). It is Llama's
-# fallback. The same question must be the same prompt every day.
+# The date for chat templates that write the current date into a prompt (Llama 3, whose fallback
+# this is). It is fixed, so that a question gives the same prompt every day.
 DATE = datetime.datetime(2024, 7, 26)
 # Placeholder for text while a template is rendered: a private-use character, which no template
 # changes.
@@ -28,19 +30,19 @@ MARK = "\ue000"
 
 
 def load_tokenizer(directory: str | os.PathLike) -> Any:
-    """The tokenizer of a local directory; never downloads.
+    """Loads the tokenizer of a local directory; never downloads.
 
-    tokenizer.json, or vocab.json and merges.txt, with tokenizer_config.json.
+    The directory holds tokenizer.json, tokenizer.model, or vocab.json and merges.txt.
 
     Raises:
-      FileNotFoundError: no such directory, or no tokenizer in it.
+      FileNotFoundError: there is no such directory, or no tokenizer in it.
     """
     import transformers
 
     directory = Path(directory)
     if not directory.is_dir():
         raise FileNotFoundError(
-            f"{directory}: no such directory (a tokenizer is read from a local directory)"
+            f"{directory}: no such directory; give a local directory that holds the tokenizer"
         )
 
     def has(name):
@@ -50,23 +52,25 @@ def load_tokenizer(directory: str | os.PathLike) -> Any:
         has("tokenizer.json") or has("tokenizer.model") or (has("vocab.json") and has("merges.txt"))
     ):
         raise FileNotFoundError(
-            f"{directory} holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt"
+            f"{directory} holds no tokenizer: expected tokenizer.json, tokenizer.model, or "
+            "vocab.json and merges.txt; copy the model's tokenizer files there"
         )
     return transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
 
 
 class TextGuard:
-    """Encodes text from data (questions, turns) so that certain tokens cannot appear in it.
+    """Encodes text from data (questions, turns) so that it cannot contain the guarded tokens.
 
-    `protect` replaces the spellings of these tokens by marks before the template is rendered.
-    `encode` encodes the rendered text, with the spellings as ordinary text. Text without them is
-    encoded in one piece, as transformers does.
+    `protect` replaces the text of guarded tokens, such as "<|im_end|>", by placeholders before the
+    template is rendered. `encode` encodes the rendered text, and each placeholder as ordinary text.
+    Text without guarded tokens is encoded in one piece, as transformers does.
 
     Args:
-      tokens: ids of these tokens; ids that are no added tokens are ignored.
+      tokens: ids of the guarded tokens; ids that are not added tokens are ignored.
 
     Attributes:
-      found: number of texts that held such a token. pattern: a regular expression of the spellings.
+      found: number of texts that contained a guarded token.
+      pattern: regular expression that matches the text of any guarded token.
     """
 
     def __init__(self, tokenizer: Any, tokens: Iterable[int]):
@@ -84,12 +88,12 @@ class TextGuard:
         )
 
     def protect(self, text: str) -> str:
-        """The text with marks in place of the spellings."""
+        """Replaces the text of guarded tokens by placeholders."""
         held = re.search(self.pattern, text)
         if held and not self.found:
             log.warning(
-                "a text holds %r, a token of this tokenizer: here and elsewhere it is encoded as "
-                "text, so that it cannot end a turn or begin one",
+                "a text of the data contains %r, a token of this tokenizer. This and later "
+                "occurrences are encoded as plain text, so that they cannot end or begin a turn",
                 held[0],
             )
         self.found += held is not None
@@ -100,11 +104,10 @@ class TextGuard:
         )
 
     def encode(self, rendered: str) -> list[int]:
-        """Token ids of rendered text whose parts went through `protect`."""
+        """Returns the token ids of a rendered template whose data went through `protect`."""
         if MARK not in rendered:
             return self._bare(rendered)
-        # As the tokenizer works: added tokens split the text, and each piece between is encoded
-        # separately.
+        # The tokenizer also splits the text at added tokens and encodes each piece separately.
         ids = []
         run = ""
         for part in re.split(f"({self.pattern})", rendered):
@@ -131,33 +134,33 @@ class TextGuard:
 
 
 def _any_of(spellings: Sequence[str]) -> str:
-    """A regular expression without groups that matches any of the spellings."""
+    """Returns a regular expression without groups that matches any of the spellings."""
     return "|".join(map(re.escape, spellings)) or "(?!)"
 
 
 class PromptEncoder:
     """Turns a question into the token ids of its prompt.
 
-    Chat templates write their special tokens, BOS included, so their text is encoded as it is.
-    Other prompts get the tokens that the tokenizer adds before a text (Llama's BOS), unless they
-    already begin with them. Tokens after the text are never added: a prompt has not ended. Special
-    tokens in a question are encoded as text, so it cannot close its turn or forge another. The same
-    holds for other added tokens that the prompt has around the question.
+    Chat templates write their own special tokens, BOS included. Other prompts get the special
+    tokens that the tokenizer adds before a text (Llama's BOS), unless they already begin with them.
+    No token is added after the text. Special tokens in a question, and other added tokens that the
+    prompt uses around the question, are encoded as plain text, so a question cannot close its turn.
+
+    A row of data may have its own system turn. It is used if `takes_system`; special tokens in it
+    are encoded as plain text.
 
     Args:
       template: a name of `prompt_formats.PROMPTS` ("chat", "plain", "qwen_math_cot", ...), or a
         format string with {question}, in which other braces are doubled.
-      system: the system turn, instead of the format's own. It is trusted, as the template is.
-
-    A row of data may bring a system turn of its own. It is used where none is given here and the
-    chat template takes one (`takes_system`); special tokens in it are text, as in a question.
+      system: system turn that replaces the format's own; special tokens in it keep their meaning.
 
     Attributes:
-      guard: its `found` is the number of questions that held such tokens.
+      guard: a `TextGuard`; its `found` counts the texts that contained such tokens.
 
     Raises:
-      ValueError: no chat template, one without system turns, a system turn without a chat template,
-        or a format without {question}.
+      ValueError: the format needs a chat template and the tokenizer has none; a system turn without
+        a chat template; or a format string without {question}. A call raises ValueError if the
+        template refuses the turns.
     """
 
     def __init__(self, tokenizer: Any, template: str, system: str = ""):
@@ -173,23 +176,25 @@ class PromptEncoder:
         if system and not form.chat:
             raise ValueError(
                 "config.data.system needs a prompt that goes through the chat template; "
-                f"config.data.prompt={template!r} does not: write the text into it"
+                f"config.data.prompt={template!r} does not: write the text into config.data.prompt"
             )
         self._turns = [{"role": "system", "content": system}] if system else []
         self._before = [] if form.chat else added_before(tokenizer)
         self.guard = TextGuard(tokenizer, special_ids(tokenizer) | self._around())
 
     def _around(self) -> set[int]:
-        """Token ids in the prompt of a harmless question."""
+        """Returns the token ids in the prompt of a harmless question."""
         try:
             rendered = self._render("1")
-        except ValueError:  # the first question will raise it again
+        except ValueError:  # encoding the first question raises the same error
             return set()
         return set(self._tokenizer.encode(rendered, add_special_tokens=False))
 
     @functools.cached_property
     def takes_system(self) -> bool:
-        """Whether the system turn of a row goes into its prompt."""
+        """Whether a row's own system turn goes into its prompt: the format and `system` give none,
+        and the chat template takes one.
+        """
         if self._turns or not self._form.chat:
             return False
         try:
@@ -211,9 +216,7 @@ class PromptEncoder:
         return text
 
     def __call__(self, question: str, system: str = "") -> list[int]:
-        """Args:
-        system: the system turn that the row of the question has.
-        """
+        """Returns the token ids of a question's prompt; `system` is the row's own system turn."""
         if system and not self.takes_system:
             system = ""
         rendered = self._render(self.guard.protect(question), self.guard.protect(system))
@@ -223,23 +226,23 @@ class PromptEncoder:
 
 
 def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> PromptEncoder:
-    """A function from a question to its prompt's token ids; see `PromptEncoder`."""
+    """Returns a function from a question to its prompt's token ids; see `PromptEncoder`."""
     return PromptEncoder(tokenizer, template, system)
 
 
 def encode_prompt(tokenizer: Any, question: str, template: str, system: str = "") -> list[int]:
-    """`prompt_encoder` for one question."""
+    """Returns the token ids of one question's prompt; see `PromptEncoder`."""
     return prompt_encoder(tokenizer, template, system)(question)
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Ids of the tokens that a tokenizer marks as special."""
+    """Returns the ids of the tokens that a tokenizer marks as special."""
     marked = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     return marked | set(tokenizer.all_special_ids)
 
 
 def added_before(tokenizer: Any) -> list[int]:
-    """The special tokens that the tokenizer adds before a text: Llama's BOS, none for Qwen."""
+    """Returns the ids that the tokenizer adds before a text: Llama's BOS, none for Qwen."""
     probe = "1"
     bare, full = (
         list(tokenizer.encode(probe, add_special_tokens=special)) for special in (False, True)
@@ -251,12 +254,12 @@ def added_before(tokenizer: Any) -> list[int]:
 def render_chat(
     tokenizer: Any, turns: Sequence[Mapping[str, str]], generation: bool, of: str = ""
 ) -> str:
-    """Render a conversation by the chat template.
+    """Renders a conversation with the chat template.
 
     Args:
-      turns: each with "role" and "content". generation: whether to open an assistant turn after
-        them.
-      of: the setting that asks for it, for errors.
+      turns: dicts with "role" and "content".
+      generation: whether to open an assistant turn after them.
+      of: the setting to name in an error, such as "config.data.prompt='chat'".
 
     Raises:
       ValueError: the template refuses these turns.
@@ -279,8 +282,8 @@ def render_chat(
 
 
 def turn_end(tokenizer: Any) -> tuple[int, ...]:
-    """Token ids that the chat template puts after an assistant's content. Empty if there is no chat
-    template, or it refuses a question with its answer.
+    """Returns the token ids that the chat template puts after an assistant's content. Empty if
+    there is no chat template, or it refuses a question followed by an answer.
     """
     if not tokenizer.chat_template:
         return ()
@@ -296,8 +299,8 @@ def turn_end(tokenizer: Any) -> tuple[int, ...]:
 
 
 def response_end(tokenizer: Any) -> tuple[int, ...]:
-    """`turn_end` up to its first added token, where the sampler stops: Qwen's template adds a line
-    break after it. Empty if there is none.
+    """Returns `turn_end` up to and including its first added token, where the sampler stops: Qwen's
+    template adds a line break after it. Empty if there is no added token.
     """
     ids = turn_end(tokenizer)
     tokens = {*special_ids(tokenizer), *tokenizer.added_tokens_decoder}
@@ -308,16 +311,16 @@ def response_end(tokenizer: Any) -> tuple[int, ...]:
 def end_token_ids(
     directory: str | os.PathLike, tokenizer: Any = None, more: str = ""
 ) -> tuple[int, ...]:
-    """Ids that end a response, each once: from generation_config.json, config.json, the tokenizer,
-    and `more`.
+    """Returns the ids that end a response, without duplicates, from generation_config.json,
+    config.json, the tokenizer, and `more`.
 
     Args:
-      directory: of the model; or a config.json by any name, if there is no directory.
-      more: tokens by their text, separated by commas (config.model.end_tokens).
+      directory: the model's directory, or the path of a config.json.
+      more: texts of further end tokens, separated by commas (config.model.end_tokens).
 
     Raises:
-      ValueError: there is none, a file has something else than ids, or the tokenizer has no such
-        token.
+      ValueError: no end token is found, a file's eos_token_id is not a list of ids, or `more` names
+        a token that the tokenizer does not have.
     """
     directory = Path(directory)
     names = ("generation_config.json", "config.json")
@@ -328,19 +331,22 @@ def end_token_ids(
         ends += named_tokens(tokenizer, more)
     if not ends and tokenizer is None:
         raise ValueError(
-            f"{directory}: no eos_token_id, and no tokenizer beside config.json is read to tell "
-            "the end tokens"
+            f"{directory} names no end token: add eos_token_id to config.json, or give a model "
+            "directory with a tokenizer"
         )
     if not ends:
         raise ValueError(
             f"{directory}: neither generation_config.json nor the tokenizer names an end token, "
-            "and config.json has none; config.model.end_tokens may name one"
+            "nor does config.json; name one in config.model.end_tokens"
         )
     return tuple(dict.fromkeys(ends))
 
 
 def file_end_tokens(path: Path) -> list[int]:
-    """`eos_token_id` of a JSON file, one id or a list; none if it is absent or null."""
+    """Returns a JSON file's `eos_token_id` as a list; empty if it is absent or null.
+
+    Raises ValueError if it is neither a token id nor a list of them.
+    """
     found = read_json(path).get("eos_token_id")
     ids = [] if found is None else found if isinstance(found, list) else [found]
     if not all(type(token) is int and token >= 0 for token in ids):
@@ -351,14 +357,17 @@ def file_end_tokens(path: Path) -> list[int]:
 
 
 def named_tokens(tokenizer: Any, names: str) -> list[int]:
-    """Ids of config.model.end_tokens. Raises ValueError if the tokenizer has no such token."""
+    """Returns the ids of the tokens in config.model.end_tokens, separated by commas.
+
+    Raises ValueError if the tokenizer does not have one of them.
+    """
     vocabulary = tokenizer.get_vocab() if names else {}
     ids = []
     for name in filter(None, map(str.strip, names.split(","))):
         if name not in vocabulary:
             special = [str(tokenizer.convert_ids_to_tokens(t)) for t in special_ids(tokenizer)]
             raise ValueError(
-                f"config.model.end_tokens names {name!r}, which is no token of this tokenizer; "
+                f"config.model.end_tokens names {name!r}, which is not a token of this tokenizer; "
                 f"its special tokens are {', '.join(sorted(special))}"
             )
         ids.append(vocabulary[name])
@@ -366,13 +375,13 @@ def named_tokens(tokenizer: Any, names: str) -> list[int]:
 
 
 def warn_of_turn_end(tokenizer: Any, ends: Sequence[int], directory: str) -> None:
-    """Log a warning if the chat template closes turns with a token that ends no response."""
+    """Logs a warning if the token with which the chat template closes a turn is not in `ends`."""
     closing = response_end(tokenizer)
     if closing and closing[-1] not in ends:
         token = tokenizer.convert_ids_to_tokens(closing[-1])
         log.warning(
             "%s: the chat template closes a turn with %s (id %d), which is not among the end "
-            "tokens (ids %s): a response goes on behind it. config.model.end_tokens='%s' adds it",
+            "tokens (ids %s): a response continues after it. config.model.end_tokens='%s' adds it",
             directory,
             token,
             closing[-1],
@@ -384,19 +393,19 @@ def warn_of_turn_end(tokenizer: Any, ends: Sequence[int], directory: str) -> Non
 def fit_vocabulary(
     model: ModelConfig, tokenizer: Any, ends: Sequence[int], directory: str
 ) -> ModelConfig:
-    """The model with `unused_ids`: ids that are no token of the tokenizer and not in `ends`, since
-    a file may name an end token that the tokenizer does not know.
+    """Returns the config with `unused_ids` set: the ids that are neither tokens of the tokenizer
+    nor in `ends` (a file may name an end token that the tokenizer does not have).
 
     Raises:
-      ValueError: the tokenizer has ids without a row in the embedding.
+      ValueError: a token id of the tokenizer has no row in the embedding.
     """
     tokens = np.fromiter(tokenizer.get_vocab().values(), np.int64)
     used = np.union1d(tokens, [end for end in ends if end < model.vocab_size]).astype(np.int64)
     if used[-1] >= model.vocab_size:
         raise ValueError(
             f"{directory}: the tokenizer has {used[-1] + 1} ids, the embedding only "
-            f"{model.vocab_size} rows. Tokens were added without resizing the model, or the "
-            "tokenizer is another model's"
+            f"{model.vocab_size} rows. Use the model's own tokenizer, or resize the embedding if "
+            "tokens were added"
         )
     edges = np.array([-1, *used, model.vocab_size])
     starts = np.flatnonzero(np.diff(edges) > 1)

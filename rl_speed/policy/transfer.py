@@ -14,17 +14,16 @@ from rl_speed.policy.transformer import abstract_params, param_shardings
 
 
 class Transfer:
-    """`transfer(params)`: a copy of the weights for generation, in the compute dtype, split only
-    over `tensor`.
+    """Copies weights for generation, in the compute dtype, split only over `tensor`: call it with
+    the parameters.
 
-    On the same devices the weights are resharded. For separate devices each weight in turn is
+    If both meshes use the same devices, the weights are resharded. Otherwise each weight in turn is
     gathered on the training mesh, and every process copies it from one of its training devices to
-    its generation devices. No process reads another's memory, so each must have devices of both
-    meshes.
+    its generation devices, so every process needs devices of both meshes.
 
     Attributes:
-      bytes: total bytes that the generation devices receive. same_devices: whether both meshes use
-        the same devices.
+      bytes: total bytes that the generation devices receive.
+      same_devices: whether both meshes use the same devices.
     """
 
     def __init__(self, model: ModelConfig, training: Mesh, generation: Mesh):

@@ -2,7 +2,7 @@
 the training forward pass.
 
 Shape letters: B rows, T tokens, D width, H query heads, G key/value heads, Q = H / G, K head_dim, F
-mlp width, N layers, V vocabulary.
+MLP width, N layers (in a flat array: tokens), V vocabulary.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ from rl_speed.policy.block import (
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.layers import through_layers
 
-# Its probability is exactly 0. It is finite, so 0 times it is 0, not NaN as for -inf.
+# Logit with a probability of exactly 0. Finite, because 0 * -inf would be NaN.
 UNUSED_LOGIT = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """The single declaration of a weight.
+    """Declaration of a weight.
 
     Attributes:
-      shape: with layers stacked on axis 0.
-      logical_axes: a name per axis, placed on a mesh by the rules of rl_speed.mesh.
-      scale: standard deviation of its initial value (normal); None: ones, 0: zeros.
+      shape: includes the layers axis, axis 0, for a layer's weight.
+      logical_axes: a name per axis, mapped to mesh axes by the rules of rl_speed.mesh.
+      scale: standard deviation of the normal initial values; None: ones, 0: zeros.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +51,12 @@ class Weight:
 
 
 def weights(config: ModelConfig) -> dict[str, Any]:
-    """Every weight of the policy, declared once; abstract, sharded and initial parameters derive
-    from this tree.
+    """Declares every weight of the policy; abstract, sharded and initial parameters derive from
+    this tree.
 
-    Matrices start with variance 1 / fan_in. Those that write to the residual stream have 1 / (2 N)
-    of that, so its variance does not depend on depth (GPT-2, section 2.3).
+    Matrices start with variance 1 / fan_in, those that write to the residual stream with 1 / (2 N)
+    of that, so that its variance does not depend on depth.
+    Source: GPT-2, section 2.3.
     """
     n = config.layers
     d = config.width
@@ -96,8 +97,8 @@ def weights(config: ModelConfig) -> dict[str, Any]:
 
 
 def trainable(config: ModelConfig, tree: Any) -> Any:
-    """A tree like `weights(config)` without the leaves that are not trained: None is in their
-    place. Gradients and optimizer moments are trees of this structure.
+    """Replaces the leaves of `tree` that are not trained by None. `tree` has the structure of
+    `weights(config)`. Gradients and optimizer moments have the result's structure.
 
     Raises ValueError if `config.trainable` names a weight that the policy does not have.
     """
@@ -117,22 +118,22 @@ def trainable(config: ModelConfig, tree: Any) -> Any:
 
 
 def trained_part(tree: Any, like: Any) -> Any:
-    """`tree` without the leaves for which `like`, a tree from `trainable`, has None."""
+    """Replaces by None the leaves of `tree` for which `like`, a tree from `trainable`, has None."""
     return jax.tree.map(lambda leaf, kept: None if kept is None else leaf, tree, like)
 
 
 def merge_trained(part: Any, tree: Any) -> Any:
-    """`tree` with the leaves of `part`, a tree from `trainable`, in place of its own."""
+    """Replaces leaves of `tree` by those of `part`, a tree from `trainable`, except its Nones."""
     return jax.tree.map(lambda leaf, mine: leaf if mine is None else mine, tree, part)
 
 
 def abstract_params(config: ModelConfig) -> dict[str, Any]:
-    """The parameter tree as jax.ShapeDtypeStruct, float32."""
+    """Returns the parameter tree as jax.ShapeDtypeStruct, float32."""
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), weights(config))
 
 
 def init(config: ModelConfig, key: Array) -> dict[str, Any]:
-    """Random float32 parameters.
+    """Draws random float32 parameters.
 
     Jit it with `out_shardings=param_shardings(...)` to create them on their devices.
     """
@@ -151,8 +152,8 @@ def init(config: ModelConfig, key: Array) -> dict[str, Any]:
 def param_shardings(
     config: ModelConfig, mesh: jax.sharding.Mesh, rules: Mapping[str, str | None] | None = None
 ) -> Any:
-    """A NamedSharding per weight, from its logical axes (`rules` defaults to
-    rl_speed.mesh.TRAIN_RULES).
+    """Returns a NamedSharding per weight, from its logical axes. `rules` maps these to mesh axes;
+    None means rl_speed.mesh.TRAIN_RULES.
     """
     rules = TRAIN_RULES if rules is None else rules
     return jax.tree.map(
@@ -161,16 +162,16 @@ def param_shardings(
 
 
 def num_params(config: ModelConfig) -> int:
-    """Number of parameters of the policy; a tied head counts once."""
+    """Returns the number of parameters of the policy; a tied head counts once."""
     return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config)))
 
 
 def attention_kernel(config: ModelConfig) -> str:
-    """The attention kernel for whole rows: "cudnn" on GPUs, "splash" on TPUs, if it supports this
-    policy, else "xla", which holds scores in memory.
+    """Selects the attention kernel for whole rows: "cudnn" on GPUs or "splash" on TPUs if it
+    supports this policy, else "xla", which holds all scores in memory.
 
-    Both multiply bfloat16. cuDNN takes a head_dim up to 128 that is a multiple of 8; splash takes
-    multiples of 64.
+    Both kernels need bfloat16. cuDNN takes a head_dim up to 128 that is a multiple of 8; splash
+    takes multiples of 64.
     """
     if config.dtype != "bfloat16":
         return "xla"
@@ -182,39 +183,45 @@ def attention_kernel(config: ModelConfig) -> str:
 def attention_implementation(
     config: ModelConfig, masked: bool, length: int, window: int | None = None
 ) -> str:
-    """Implementation for `jax.nn.dot_product_attention` of `length` tokens: "cudnn" or "xla".
+    """Selects the implementation for `jax.nn.dot_product_attention`: "cudnn" or "xla".
 
-    In cuDNN's backward pass a mask (read as a bias) needs an even length. Layers with a window are
-    XLA's.
+    "xla" serves layers with a window, and masked rows of odd length: in cuDNN's backward pass a
+    mask (passed as a bias) needs an even length.
+
+    Args:
+      masked: whether a mask is passed.
+      length: tokens of a row.
+      window: `LayerSpec.window`.
     """
     fits = attention_kernel(config) == "cudnn" and not (masked and length % 2) and window is None
     return "cudnn" if fits else "xla"
 
 
 class Weights:
-    """Reads whole weights. `policy.split.SplitWeights` reads split ones."""
+    """Reads unsplit weights. `policy.split.SplitWeights` reads weights split over a mesh."""
 
     def layer(self, layer: Params) -> Params:
-        """The weights of one layer."""
+        """Returns one layer's weights as the layer uses them."""
         return layer
 
     def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
-        """Rows of the embedding, [N, D]."""
+        """Looks up the embeddings of tokens, [N, D]."""
         return table[tokens_N].astype(dtype)
 
     def head(self, name: str, table: Array) -> tuple[Array, "Vocabulary"]:
-        """The table that hidden states are multiplied with, and the vocabulary shard it covers."""
+        """Returns the output head's matrix, and the vocabulary shard that it covers."""
         return table, Vocabulary()
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A shard of the vocabulary: this device has its logits, for the tokens of all shards.
+    """A shard of the vocabulary. Its device computes the logits of the shard's ids for the tokens
+    of all shards.
 
     Attributes:
       axis: mesh axis over which the vocabulary is split; "": not split.
-      blocks: the vocabulary is cut into this many blocks, and a shard has a piece of each; size: of
-        the whole.
+      blocks: number of equal blocks of the vocabulary; a shard has one piece of each block.
+      size: number of ids in all shards together; 0 if not split.
     """
 
     axis: str = ""
@@ -222,24 +229,24 @@ class Vocabulary:
     size: int = 0
 
     def tokens(self, x: Array) -> Array:
-        """All-gathers x over the shards: [N, ...] on each becomes [shards * N, ...]; N: tokens of a
-        shard.
-        """
+        """All-gathers x, [N, ...] for the N tokens of this shard, to [shards * N, ...]."""
         return jax.lax.all_gather(x, self.axis, tiled=True) if self.axis else x
 
     def mine(self, x: Array) -> Array:
-        """Inverse of `tokens`."""
+        """Cuts x, [shards * N, ...], to this shard's tokens, [N, ...]; the inverse of `tokens`."""
         if not self.axis:
             return x
         count = len(x) // jax.lax.axis_size(self.axis)
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axis) * count, count)
 
     def add_up(self, x: Array) -> Array:
-        """[shards * N, ...] of each shard -> [N, ...]: own tokens, summed over shards."""
+        """Sums x, [shards * N, ...], over shards and returns this shard's tokens, [N, ...]
+        (psum_scatter).
+        """
         return jax.lax.psum_scatter(x, self.axis, tiled=True) if self.axis else x
 
     def ids(self, shape: tuple[int, ...]) -> Array:
-        """i32 `shape`: the token id of each logit on the last axis."""
+        """Returns the token id of each logit on the last axis, i32 of `shape`."""
         place = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
         if not self.axis:
             return place
@@ -257,7 +264,7 @@ class Vocabulary:
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:
-    """Position of each token in its segment, i32 [B, T]; segments are contiguous."""
+    """Returns the position of each token in its segment, i32 [B, T]. Segments are contiguous."""
     index_T = jnp.arange(segment_ids_BxT.shape[1], dtype=jnp.int32)
     changed = segment_ids_BxT[:, 1:] != segment_ids_BxT[:, :-1]
     first_BxT = jnp.pad(changed, ((0, 0), (1, 0)), constant_values=True)
@@ -266,7 +273,9 @@ def segment_positions(segment_ids_BxT: Array) -> Array:
 
 
 def multiply(layer: Params, group: str, x: Array) -> list[Array]:
-    """`block.Multiply` for a layer as declared by `weights`, cast to x's dtype."""
+    """Multiplies x with a group of a layer's matrices, cast to x's dtype; see `block.Multiply`.
+    The layer is declared by `weights`.
+    """
     products = []
     for name in MATRICES[group]:
         weight = layer[name].astype(x.dtype)
@@ -286,8 +295,13 @@ def dense_attention(
     config: ModelConfig,
     window: int | None = None,
 ) -> Array:
-    """Causal attention of q [B, T, H, K] over k, v [B, T, N, K], within segments i32[B, T] if
-    given, and within `LayerSpec.window`.
+    """Computes causal attention, within segments and within `LayerSpec.window` if given.
+
+    Args:
+      q: [B, T, H, K]. k, v: [B, T, G, K].
+      segment_ids: i32[B, T], or None if each row is one segment.
+
+    Returns: [B, T, H, K].
     """
 
     def attend(q, k, v, segment_ids):
@@ -318,7 +332,7 @@ def hidden_states(
     attend: Attention | None = None,
     weights: Weights = Weights(),
 ) -> Array:
-    """The residual stream after the final norm, the output head's input.
+    """Computes the residual stream after the final norm, which is the output head's input.
 
     Args:
       params: the tree of `weights(config)`.
@@ -329,9 +343,9 @@ def hidden_states(
         are contiguous.
       positions: i32 [B, T] rotary positions; by default counted from the start of the row or
         segment.
-      attend: (q [B, T, H, K], k, v [B, T, N, K], window) -> [B, T, H, K] in place of
-        `dense_attention`; it must then handle `segment_ids` itself.
-      weights: how the parameters are read.
+      attend: replaces `dense_attention`, (q [B, T, H, K], k, v [B, T, G, K], window) -> [B, T, H,
+        K]; it must handle `segment_ids` itself.
+      weights: reads the parameters, whole or split over a mesh.
 
     Returns:
       [B, T, D] in config.dtype.
@@ -348,10 +362,10 @@ def hidden_states(
             else jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32)[None]
         )
 
-    # All tokens on one axis: with two, XLA on CPUs transposes the operands of gradients first,
+    # All tokens are on one axis: with two, XLA on CPUs transposes the operands of gradients first,
     # which takes as long as the products.
     def layer_step(x_NxD, layer, spec, rope):
-        with full_precision(config):  # also here: the backward pass may trace it again
+        with full_precision(config):  # needed here too: the backward pass may trace this again
             return block(
                 weights.layer(layer),
                 x_NxD,
@@ -377,7 +391,7 @@ def hidden_states(
 
 
 def embed(table: Array, tokens: Array, config: ModelConfig, weights: Weights = Weights()) -> Array:
-    """The residual stream before the first layer, [..., D] in the compute dtype, of token ids."""
+    """Looks up the residual stream before the first layer, [..., D] in the compute dtype."""
     with jax.named_scope("embed"):
         return weights.embed(table, tokens, jnp.dtype(config.dtype))
 
@@ -385,8 +399,8 @@ def embed(table: Array, tokens: Array, config: ModelConfig, weights: Weights = W
 def output_head(
     params: Params, hidden: Array, config: ModelConfig, vocabulary: Vocabulary = Vocabulary()
 ) -> Array:
-    """Logits, float32 [..., V], of hidden states [..., D]. V: words of `vocabulary`, the head's
-    shard. Logits of `config.unused_ids` are `UNUSED_LOGIT`.
+    """Computes logits, float32 [..., V], from hidden states [..., D]. V is the number of ids in
+    `vocabulary`, the head's shard. Logits of `config.unused_ids` are `UNUSED_LOGIT`.
     """
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("head"), full_precision(config):
@@ -410,9 +424,9 @@ def forward(
     segment_ids: Array | None = None,
     positions: Array | None = None,
 ) -> Array:
-    """Logits, float32 [B, T, V].
+    """Computes the logits of whole rows, float32 [B, T, V].
 
-    For tests and small uses: training uses `logprobs.token_logprobs` instead.
+    Use it in tests and for small inputs; training uses `logprobs.token_logprobs`.
     """
     return output_head(
         params, hidden_states(params, tokens_BxT, config, segment_ids, positions), config

@@ -1,17 +1,17 @@
 """The in-loop driver: a sampling rule and a verifier inside the compiled decode loop.
 
 Prompts are screened, decided and continued in one call, so the current policy draws every sample
-and nothing waits for the host. One `lax.while_loop`; each iteration
+and nothing waits for the host. Each iteration of a `lax.while_loop`
 
-1. prefills the next candidates, if slots would otherwise idle and contexts are free;
-2. gives idle slots their next sample: continuations before screening, both in launch order;
+1. prefills the next candidates, if slots would otherwise idle and the context pool has free room;
+2. gives idle slots their next sample: continued prompts before new ones, both in launch order;
 3. decodes one token in every slot;
 4. verifies the samples that ended, and lets the rule decide every prompt whose samples are all
-done.
+   done.
 
 The loop ends when the first `target` accepted prompts in launch order are complete and every prompt
-before them is decided. The result thus depends only on keys, prompts and weights, not on the number
-of slots or on which sample ended first. Samples drawn beyond that point are discarded and counted.
+before them is decided. So the result depends only on keys, prompts and weights, not on the number
+of slots or the order in which samples end. Samples of later prompts are discarded and counted.
 """
 
 import functools
@@ -54,25 +54,23 @@ from rl_speed.sampling.types import (
     Samples,
 )
 
-# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; correct above
-# one half. Called with all slots whenever a sample ends. Rows of length 0 did not end now; their
-# reward is ignored.
+# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; a sample is
+# correct if its reward is above one half. Called with all slots whenever a sample ends. Rows of
+# length 0 did not end in this step; their reward is ignored.
 Verify = Callable[[Array, Array, Any], Array]
 
 
 class Pool(NamedTuple):
-    """Contexts whose KV is held: entry c holds candidate `prompt[c]` (P if none)."""
+    """The pool of prefilled contexts. C entries serve P candidates in turn."""
 
     kv: Any
-    prompt: Array  # i32[C]
-    entry: Array  # i32[P], entry that holds each candidate; C if none does
+    prompt: Array  # i32[C], the candidate in each entry; P if empty
+    entry: Array  # i32[P], the entry of each candidate; C if none
     loaded: Array  # i32[], candidates prefilled so far, in launch order
 
 
 class CandidateState(NamedTuple):
-    """State of each candidate: `want` i32[P] samples to launch in all, counts, and the rule's
-    decision.
-    """
+    """State of each candidate: its counts, and the rule's last decision (see `Decision`)."""
 
     counts: Counts
     want: Array
@@ -93,18 +91,18 @@ class State(NamedTuple):
 
 
 def before(x_P: Array) -> Array:
-    """Sum over all earlier candidates, i32[P]."""
+    """Returns the sum of x over all earlier candidates, i32[P]."""
     x_P = x_P.astype(jnp.int32)
     return jnp.cumsum(x_P) - x_P
 
 
 def accepted(known: CandidateState) -> Array:
-    """bool[P]: candidates that are complete or will be."""
+    """Returns which candidates are complete or accepted, bool[P]."""
     return (known.status == COMPLETE) | ((known.status == OPEN) & (known.rule.phase == ACCEPTED))
 
 
 def available(known: CandidateState, pool: Pool, target: int, pool_size: int) -> Array:
-    """i32[P]: samples that each candidate could launch now."""
+    """Returns the number of samples that each candidate can launch now, i32[P]."""
     allowed = (known.status == OPEN) & (pool.entry < pool_size)
     if target:
         allowed &= before(accepted(known)) < target
@@ -112,9 +110,7 @@ def available(known: CandidateState, pool: Pool, target: int, pool_size: int) ->
 
 
 def start_of(prompts: Prompts, prompt: Array, index: Array) -> Array:
-    """Number of context tokens that a sample attends to, i32 of the shape of `prompt` and
-    `index`.
-    """
+    """Returns the number of context tokens from which a sample starts, i32 of `prompt`'s shape."""
     if prompts.prefixes is None:
         return prompts.lengths[prompt]
     return prompts.prefixes.prompt_length[prompt] + prompts.prefixes.length[prompt, index]
@@ -123,8 +119,8 @@ def start_of(prompts: Prompts, prompt: Array, index: Array) -> Array:
 def whole_responses(
     prompts: Prompts, prompt: Array, index: Array, tokens: Array, lengths: Array
 ) -> tuple[Array, Array]:
-    """(tokens i32[n, T], lengths i32[n]) of responses with their replayed prefix; rows of length 0
-    stay empty.
+    """Puts the replayed prefix before responses: (tokens i32[n, T], lengths i32[n]). Rows of length
+    0 stay empty.
     """
     if prompts.prefixes is None:
         return tokens, lengths
@@ -139,7 +135,7 @@ def whole_responses(
 
 
 def behind(x: Array, cut: Array) -> Array:
-    """x [n, T] shifted right by `cut`, i32[n, 1]; zero before it."""
+    """Shifts x, [n, T], right by `cut`, i32[n, 1], and fills with zeros."""
     at = jnp.arange(x.shape[1])
     return jnp.where(
         at >= cut, jnp.take_along_axis(x, jnp.clip(at - cut, 0, x.shape[1] - 1), axis=1), 0
@@ -147,9 +143,7 @@ def behind(x: Array, cut: Array) -> Array:
 
 
 class Launched(NamedTuple):
-    """The state that `launch` changes, and no more, because `cond` may copy what passes through
-    it.
-    """
+    """The part of the state that `launch` changes. It is kept small, because `cond` may copy it."""
 
     slots: Slots
     keys: Array
@@ -168,7 +162,7 @@ def launch(
     key: Array,
     step: Array,
 ) -> Launched:
-    """Gives idle slots their next samples."""
+    """Gives idle slots their next samples, and counts samples without a slot."""
     slots = now.slots
     candidates = known.status.shape[0]
     capacity = now.start_step.shape[0]
@@ -201,7 +195,12 @@ def launch(
 def judge(
     known: CandidateState, rule: Rule, prompt: Array, ended: Array, right: Array
 ) -> CandidateState:
-    """Counts samples that ended, and lets the rule decide candidates whose samples are all done."""
+    """Counts samples that ended, and lets the rule decide candidates whose samples are all done.
+
+    Args:
+      prompt: i32[S], candidate of each slot. ended, right: bool[S], whether the slot's sample ended
+        and is correct.
+    """
     candidates = known.status.shape[0]
 
     def add(x, which):
@@ -230,7 +229,7 @@ def judge(
 
 
 def settled(known: CandidateState, count: Array, target: int) -> tuple[Array, Array]:
-    """(number of consumed candidates i32[], whether the loop is finished bool[])."""
+    """Returns (number of consumed candidates i32[], whether the loop is finished bool[])."""
     candidates = known.status.shape[0]
     at = jnp.arange(candidates)
     undecided = (known.status == OPEN) & (at < count)
@@ -245,8 +244,8 @@ def settled(known: CandidateState, count: Array, target: int) -> tuple[Array, Ar
 
 
 def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_size: int):
-    """Two functions: load(pool, status) -> pool with the next candidates prefilled into free
-    entries, and room(pool, status) -> whether entries are free.
+    """Returns two functions and an empty pool: load(pool, status) prefills the next `chunk`
+    candidates into free entries; room(pool, status) returns whether enough entries are free.
     """
     candidates = prompts.tokens.shape[0]
 
@@ -265,8 +264,8 @@ def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_
         kv = call_prefill(decoder, params, prompts.tokens[row], prompts.lengths[row])
         entries = jnp.where(fits, entries, pool_size)
         drop = jnp.where(fits, new, candidates)
-        # The entry's former candidate is decided. Clears its place, so that it launches no sample
-        # from another's context.
+        # The entry's previous candidate is decided. Its place is cleared, so that it launches no
+        # sample from another candidate's context.
         old = jnp.where(
             entries < pool_size, pool.prompt[jnp.minimum(entries, pool_size - 1)], candidates
         )
@@ -327,8 +326,8 @@ def check_prompts(prompts: Prompts, rule: Rule, target: int, config: SamplerConf
         raise ValueError(f"target must be 0 (all candidates) or more, got {target}")
     if config.truncates or config.temperature == 0:
         raise ValueError(
-            "sample_adaptive draws training samples: temperature above 0, top_k=0, "
-            "top_p=1 (see SamplerConfig)"
+            "sample_adaptive draws training samples: set SamplerConfig.temperature above 0, "
+            f"top_k=0 and top_p=1; got {config.temperature}, {config.top_k} and {config.top_p}"
         )
 
 
@@ -348,38 +347,40 @@ def sample_adaptive(
     config: SamplerConfig,
     surplus: str = "discard",
 ) -> tuple[AdaptiveSamples, Counts]:
-    """Draws the samples that the rule wants of each candidate, until `target` groups are complete.
+    """Draws the samples that the rule wants for each candidate, until `target` groups are complete.
 
-    Compiles once per (decoder, rule, verify, target, config, shapes). The groups are those of
-    running the rule prompt by prompt in launch order and taking the first `target` complete ones
-    (SPEED, Algorithm 1), for any number of slots.
+    For any number of slots, the groups are the first `target` complete ones that result from
+    running the rule prompt by prompt in launch order. Compiles once per (decoder, rule, verify,
+    target, config, shapes).
 
     Args:
-      decoder: the policy (static). params: its weights, before `prepare`.
+      decoder: the policy; static.
+      params: its weights, before `prepare`.
       prompts: the candidates, in launch order.
-      rule: static. verify: static, jittable: (tokens i32[S, T], lengths i32[S], answer pytree of
-        [S, ...]) -> rewards f32[S]; a sample is correct if its reward is above one half. Rows of
-        length 0 did not end now and are ignored. It must be hashable by what it computes (a frozen
-        dataclass, a module-level function): a new lambda is a new compilation. Wrap a Python
-        function in `HostVerify`.
-      target: complete groups to return, static; 0 decides all candidates (Reinforce-Ada on a fixed
-        batch).
-      key: typed PRNG key of the run, not of a step.
+      rule: the sampling rule; static.
+      verify: static, jittable: (tokens i32[S, T], lengths i32[S], answer pytree of [S, ...]) ->
+        rewards f32[S]. A sample is correct if its reward is above one half. Rows of length 0 did
+        not end in this step and are ignored. Use a frozen dataclass or a module-level function: a
+        new lambda compiles again. Wrap a Python function in `HostVerify`.
+      target: number of complete groups to return, static; 0 decides all candidates.
+      key: typed PRNG key of the run, the same in every step.
       config: static. `slots` rows decode; `context_pool` and `prefill_chunk` bound the prompts' KV.
-      surplus: "discard" zeroes samples beyond the last group; "keep" returns them as off-policy
-        data of later steps, outside the guarantees above.
+      surplus: "discard" zeroes samples after the last group. "keep" returns them, for off-policy
+        use in later steps; how many there are depends on the number of slots.
 
     Returns:
       (samples, counts i32[P] each). See `AdaptiveSamples`.
 
     Raises:
-      ValueError: shapes or settings disagree. TypeError: the verifier or a decoder function returns
-        a wrong type, or the key is not a typed key. VerifierError: a `HostVerify` failed; raised
-        after the program ends.
+      ValueError: shapes or settings disagree.
+      TypeError: the verifier or a decoder function returns a wrong type, or the key is not a typed
+        key.
+      VerifierError: a `HostVerify` failed; raised after the program ends.
+    Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
     """
     check_prompts(prompts, rule, target, config)
     check_key(key)
-    # Clips device tables, so that every response fits its row.
+    # Device tables are clipped, so that every response fits its row.
     if (of := prompts.prefixes) is not None:
         length = jnp.clip(of.length, 0, config.max_new - 1)
         prompts = prompts.replace(
@@ -414,8 +415,8 @@ def sample_adaptive(
         def needed(pool: Pool):
             waiting = jnp.sum(available(known, pool, target, pool_size))
             useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, known.status)
-            # Loaded candidates precede others: if `target` of them are accepted, no other can
-            # start.
+            # Loaded candidates come before others in launch order: if `target` of them are
+            # accepted, no other can start.
             return useful & (jnp.sum(accepted(known)) < target) if target else useful
 
         with jax.named_scope("prefill"):
@@ -495,7 +496,7 @@ def sample_adaptive(
             rewards = rewards.at[jnp.where(ended, row, capacity)].set(reward_S, mode="drop")
             known = judge(known, rule, prompt, ended, reward_S > 0.5)
             going = ~settled(known, prompts.count, target)[1]
-            if isinstance(verify, HostVerify):  # it failed, so later samples would not be verified
+            if isinstance(verify, HostVerify):  # after a failure no sample is verified
                 going &= ~jnp.any(jnp.isnan(reward_S))
             return rewards, known, going
 
@@ -507,8 +508,8 @@ def sample_adaptive(
             known,
         )
         enough = (jnp.sum(known.status == COMPLETE) >= target) if target else jnp.bool_(False)
-        # Ends if no slot is busy: a rule that wants no more samples of an open prompt would loop
-        # forever.
+        # Also ends if no slot is busy: otherwise a rule that wants no more samples of an open
+        # prompt would loop forever.
         return State(
             slots,
             now.keys,
@@ -540,7 +541,7 @@ def sample_adaptive(
 def finish(
     state: State, prompts: Prompts, per_prompt: int, target: int, surplus: str
 ) -> tuple[AdaptiveSamples, Counts]:
-    """Results for the caller: samples after the last group are removed, or marked."""
+    """Makes the results: selects groups, and zeroes or keeps samples after the last group."""
     known = state.known
     samples = state.samples
     candidates = known.status.shape[0]

@@ -1,8 +1,8 @@
-"""Training rows: prompt, then response.
+"""Builds training rows, prompt then response, from samples.
 
-`training_batch` makes them of the samples of `sample_adaptive`, inside the compiled program.
-`select` and `to_batch` are its halves, for programs that choose among a group's samples.
-`join_rows` is the layout, also for samples on the host (`update.batch.build_batch`).
+`training_batch` builds them from the result of `sample_adaptive`, inside the compiled program.
+`select` and `to_batch` are its two steps, for programs that choose among a group's samples.
+`join_rows` defines the layout, also for samples on the host (`update.batch.build_batch`).
 """
 
 from typing import Any
@@ -17,17 +17,18 @@ from rl_speed.sampling.types import AdaptiveSamples, Array, Counts, Prompts
 class Batch:
     """R samples as whole rows: prompt, then response, padded on the right.
 
-    Padding rows have group_ids -1 and no mask.
-
-    Column t of the [R, W - 1] arrays belongs to the token at t + 1, predicted at t.
+    Padding rows have group id -1 and an all-False mask. Column t of the [R, W - 1] arrays belongs
+    to the token at t + 1, which is predicted at t.
 
     Attributes:
       tokens: i32[R, W].
-      mask: bool[R, W - 1], True if the predicted token is in the response and is trained on.
-      behaviour_logprobs: f32[R, W - 1], by the policy that sampled, 0 elsewhere.
-      rewards: f32[R]. group_ids: i32[R].
-      lengths: i32[R], tokens of the whole response with its replayed prefix; 0 for padding rows.
-        None: not used.
+      mask: bool[R, W - 1], whether the predicted token is in the response and is trained on.
+      behaviour_logprobs: f32[R, W - 1], log-probs by the policy that sampled the response; 0
+        outside of it.
+      rewards: f32[R].
+      group_ids: i32[R], the group of each row.
+      lengths: i32[R], tokens of the response including a replayed prefix; 0 for padding rows. None
+        if the objective does not use them.
     """
 
     tokens: Array
@@ -39,10 +40,11 @@ class Batch:
 
 
 def select(samples: AdaptiveSamples, counts: Counts, target: int) -> Array:
-    """Rows of one shard's selected groups, in launch order: i32[target * N], N places a group.
+    """Returns the rows of one shard's selected groups in launch order, i32[target * N], with N
+    places per group.
 
-    A place holds the number of rows if its sample was not drawn (a rule may stop before N), or its
-    group is missing.
+    A place has the total number of rows as its index if its sample was not drawn (a rule may stop
+    before N samples) or its group is missing.
     """
     candidates = samples.selected.shape[0]
     rows = samples.lengths.shape[0]
@@ -67,16 +69,20 @@ def join_rows(
     mask_prefix: bool,
     xp: Any = jnp,
 ) -> tuple[Array, Array, Array]:
-    """Joins K prompts and responses: (tokens i32[K, W], mask bool[K, W - 1], behaviour log-probs
-    f32[K, W - 1]); see `Batch`.
+    """Joins K prompts and responses to rows.
 
     Args:
-      prompts: i32[K, L], prompts, also with more tokens after them. start: i32[K], tokens of the
-        prompt; with `lengths` 0 for a padding row.
-      tokens, logprobs: i32[K, T] and f32[K, T], of responses. lengths: i32[K]. prefix: i32[K],
-        replayed tokens, or None.
-      width: W, tokens of a row. mask_prefix: see `to_batch`.
+      prompts: i32[K, L], each with any tokens after the prompt.
+      start: i32[K], tokens of the prompt; 0 for a padding row.
+      tokens, logprobs: i32[K, T] and f32[K, T], responses and their log-probs.
+      lengths: i32[K], tokens of the response; 0 for a padding row.
+      prefix: i32[K], replayed tokens of the response, or None.
+      width: W, tokens of a row.
+      mask_prefix: see `to_batch`.
       xp: numpy or jax.numpy.
+
+    Returns:
+      (tokens i32[K, W], mask bool[K, W - 1], behaviour log-probs f32[K, W - 1]); see `Batch`.
     """
     rows = len(start)
     at = xp.arange(width)[None]
@@ -110,13 +116,14 @@ def to_batch(
     width: int,
     mask_prefix: bool = True,
 ) -> Batch:
-    """Builds whole rows, prompt then response, from one shard's samples; see `Batch`.
+    """Builds a `Batch` of K rows from one shard's samples.
 
     Args:
-      rows: i32[K], rows of `samples`. group_ids: i32[K], -1 for a padding row, whatever `rows` has
-        there.
-      mask_prefix: leave replayed tokens out of the mask. Otherwise they are in it, with NaN
-        behaviour log-probs, because no policy of the run sampled them.
+      rows: i32[K], rows of `samples`.
+      group_ids: i32[K], the group of each row; -1 makes it a padding row.
+      width: W, tokens of a row.
+      mask_prefix: whether replayed tokens are left out of the mask. Otherwise they are in it, with
+        NaN as behaviour log-prob.
     """
     per_prompt = samples.lengths.shape[0] // prompts.lengths.shape[0]
     rows = jnp.minimum(rows, samples.lengths.shape[0] - 1)
@@ -145,8 +152,8 @@ def to_batch(
 
 
 def place_ids(samples: AdaptiveSamples, rows: Array) -> tuple[Array, Array]:
-    """(group ids, index in the group) of the places of `select`, i32[K] each; id -1 for rows that
-    are not trained on.
+    """Returns (group id, index in the group) of each place of `select`, i32[K] each. The group id
+    is -1 for missing and `nonfinite` samples.
     """
     available = samples.lengths.shape[0]
     per_prompt = available // samples.selected.shape[0]
@@ -162,20 +169,19 @@ def training_batch(
     target: int,
     width: int | None = None,
 ) -> Batch:
-    """The groups that `sample_adaptive` selected, as training rows. Jittable.
+    """Builds training rows from the groups that `sample_adaptive` selected. Jittable.
 
-    If candidates ran out, the last `samples.missing` groups are padding. Without any group the loss
-    and its gradient are 0, but an optimizer with momentum would still change weights: skip its step
-    if `jnp.any(batch.mask)` is False. Samples that non-finite logits ended (`nonfinite`) are
-    padding too.
+    Missing groups (`samples.missing`) and `nonfinite` samples are padding. If all rows are padding,
+    gradients are 0, but an optimizer with momentum still changes weights: skip its step if
+    `jnp.any(batch.mask)` is False.
 
     Args:
-      samples, counts, prompts: the results of `sample_adaptive`, and its candidates.
-      target: groups, as for `sample_adaptive`.
-      width: static, tokens of a row. Later tokens are cut off; None fits any prompt with any
-        response.
+      samples, counts: the results of `sample_adaptive`.
+      prompts, target: as for `sample_adaptive`.
+      width: tokens of a row, static; later tokens are cut off. None fits any prompt and response.
 
-    Returns: a `Batch` of R = target * max_samples rows, group ids in [0, target), for any policy.
+    Returns:
+      A `Batch` of R = target * max_samples rows, with group ids below `target`.
     """
     width = prompts.tokens.shape[1] + samples.tokens.shape[1] if width is None else width
     rows = select(samples, counts, target)

@@ -1,4 +1,4 @@
-"""Builds a `Decoder` from a model with its own cache, as most ports of language models have."""
+"""Builds a `Decoder` from a model that has its own cache, as most JAX language models do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,25 +16,22 @@ def decoder_from_cached_model(
     context_length: int,
     prepare: Callable[[Any], Any] = lambda params: params,
 ) -> Decoder:
-    """A `Decoder` for a model with one contiguous cache a row: context first, then sampled tokens.
+    """Builds a `Decoder` for a model with one contiguous cache per row: context, then new tokens.
 
-    When a row gets a new request, the new context is copied to its front; other steps copy nothing.
-    The model writes all rows of a batch at one index, so decoding maps it over rows, each a batch
-    of one.
+    When a row gets a new request, its context is copied to the front of the row's cache; other
+    steps copy nothing. Such a model writes all rows of a batch at one index, so decoding maps it
+    over rows as batches of one. Build the decoder once: a new one recompiles every sampler.
 
     Args:
       apply: (params, tokens i32[B, N], positions i32[B, N], cache, mask bool[B, N, S]) -> (logits
-        [B, N, V], cache). Writes keys and values of the N tokens from the cache's index on, and
-        attends by the mask over all S places of the cache.
-      empty_cache: (rows, places) -> a cache, a pytree. Keys and values are leaves [rows, places,
-        ...]. Leaves with fewer than two dimensions are those that `set_index` sets, with rows on
+        [B, N, V], cache). It writes keys and values of the N tokens from the cache's index on, and
+        attends by the mask over all S positions of the cache.
+      empty_cache: (rows, positions) -> cache, a pytree. Keys and values are leaves [rows,
+        positions, ...]. `set_index` sets the leaves with fewer than two axes; they have rows on
         axis 0.
-      set_index: (cache, i32[]) -> the cache whose next token is written there in every row.
+      set_index: (cache, index i32[]) -> cache that writes its next token at `index` in every row.
       context_length: capacity of contexts in tokens, as in the samplers' tables.
-      prepare: as `Decoder.prepare`.
-
-    Build it once: a new one recompiles every sampler. `check_decoder` compares it with the model's
-    own forward pass.
+      prepare: see `Decoder.prepare`.
     """
 
     def prefill(params, tokens_CxL, lengths):

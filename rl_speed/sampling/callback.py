@@ -1,7 +1,6 @@
-"""A Python verifier inside the compiled loop: the program sends samples that just ended to the
-host.
+"""A Python verifier inside the compiled loop: the program calls the host with samples that ended.
 
-`HostVerify` describes the cost of a call. Prefer a JAX verifier where possible.
+Prefer a JAX verifier where possible: `HostVerify` gives the cost of a call.
 """
 
 import functools
@@ -21,53 +20,45 @@ from jax.sharding import Mesh
 from rl_speed.mesh import ROWS
 from rl_speed.sampling.contract import like_jitted
 
-# XLA's CPU client copies arrays of 100 KiB and more for a callback on the threads that run the
-# program. If all of them wait in a callback, none can copy, and the program hangs. The caller
-# copies smaller arrays.
+# Largest array passed to a callback on CPUs. XLA's CPU client copies arrays of 100 KiB and more on
+# the threads that run the program; if all of these wait in a callback, the program hangs. The
+# calling thread copies smaller arrays.
 PIECE_BYTES = 64 * 1024
 
 
 class VerifierError(RuntimeError):
-    """The Python function of a `HostVerify` raised, or did not return rewards; the cause is
+    """Error of a `HostVerify` whose Python function raised, or did not return rewards. The cause is
     attached.
     """
 
 
 class HostVerify:
-    """A Python function as a verifier of `sample_adaptive`; equal only to itself.
+    """Wraps a Python function as a verifier of `sample_adaptive`; equal only to itself.
 
-    Cost: about 0.5 ms a call on two CPU cores beside the function's own time; nothing decodes
-    meanwhile. On the embedded task, with 256 slots and 35 ended samples a call, sampling takes 1.35
-    times as long with exact match in NumPy as with exact match in JAX, and 6.4 times as long with
-    math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays if decode
-    steps are long compared with verification: large policies, long responses.
+    The function is called once in each decode step in which samples end, and scores every sample
+    exactly once, including samples of prompts that are discarded later. Calls run one at a time
+    over all shards of a mesh, on threads of the runtime. The function must not call JAX, which
+    would deadlock, and must limit its own time, as `rewards.MathVerifier` does.
 
-    Exactly-once: the function sees every sample that ends in the loop once, including samples of
-    prompts that are not needed in the end. `io_callback` is neither dropped nor repeated, and a
-    device's calls come in the order of its loop, whose next iteration needs their result. There is
-    one call in each decode step in which a sample ends.
+    After an error, all rewards are NaN, which ends the loops of all shards. `sample_adaptive`,
+    `sample_adaptive_sharded` and the fused training step raise the error when the program has
+    ended. Callers that jit around them must call `raise_error` when the result is ready.
 
-    Calls run one at a time, over all shards of a mesh, on threads of the runtime. The function must
-    not call JAX, which would wait for the program that waits for it. It must limit its own time, as
-    `rewards.MathVerifier` does; nothing else does.
+    It needs one process, and `tensor` of size 1: JAX calls back only if all mesh axes are manual.
+    JAX 0.10 does not store programs with callbacks in the persistent compilation cache.
 
-    An error does not stop the program, because other shards would wait forever. Rewards are NaN
-    from then on, which ends the loops, and the error is kept. `sample_adaptive`,
-    `sample_adaptive_sharded` and the fused training step raise it when the program has ended.
-    Callers that jit around them must call `raise_error` once the result is there.
-
-    Needs one process, and `tensor` of size 1: JAX calls back only if all axes of the mesh are
-    manual. JAX 0.10 does not keep programs with callbacks in the persistent compilation cache.
+    A call costs about 0.5 ms on two CPU cores, plus the function's time; nothing decodes meanwhile.
+    On the embedded task, with 256 slots and 35 ended samples a call, sampling takes 1.35 times as
+    long with exact match in NumPy as in JAX, and 6.4 times as long with math-verify in two workers,
+    11 ms a call (`experiments/bench.py verifiers`). Its share falls as decode steps get longer.
 
     Args:
-      score: (tokens i32[n, T], lengths i32[n], answer: the pytree of NumPy arrays [n, ...]) -> n
-        finite numbers. The n >= 1 rows are those that ended; tokens beyond the length are zero or
-        stale.
-      name: used in errors.
+      score: (tokens i32[n, T], lengths i32[n], answer: pytree of NumPy arrays [n, ...]) -> n finite
+        numbers, for the n >= 1 samples that ended. Tokens past the length are undefined.
+      name: name in errors; by default the function's.
 
     Attributes:
-      calls, rows, seconds: calls of the function, samples scored, seconds spent in it, since it was
-        made.
+      calls, rows, seconds: total calls of the function, samples scored, and seconds spent.
     """
 
     def __init__(
@@ -82,11 +73,11 @@ class HostVerify:
         self._lock = threading.Lock()
 
     def __call__(self, tokens: jax.Array, lengths: jax.Array, answer: Any) -> jax.Array:
-        """The callback, traced: f32[S], 0 for rows of length 0, NaN after an error."""
+        """Traces the callback: rewards f32[S], 0 for rows of length 0, NaN after an error."""
         check_one_process()
         leaves, tree = jax.tree.flatten((tokens, lengths, answer))
-        # On other backends the runtime copies on its own threads, and one array is cheaper than
-        # many.
+        # On other backends the runtime copies on its own threads, and one large array is cheaper
+        # than many pieces.
         limit = PIECE_BYTES if jax.default_backend() == "cpu" else None
         pieces = [split(leaf, limit) for leaf in leaves]
         counts = [len(p) for p in pieces]
@@ -112,14 +103,16 @@ class HostVerify:
                         ended = jax.tree.map(lambda x: x[rows], (tokens, lengths, answer))
                         rewards[rows] = check_rewards(self.score(*ended), rows.size)
                     return rewards
-            except BaseException as error:  # also Ctrl-C, if the program runs on the main thread
+            except BaseException as error:  # including Ctrl-C, if this runs on the main thread
                 self._error = error
             finally:
                 self.seconds += time.perf_counter() - begin
             return np.full(lengths.shape, np.nan, np.float32)
 
     def raise_error(self) -> None:
-        """Raises the error since the last call, if any, as `VerifierError`."""
+        """Raises the error that occurred since the last call of this method, if any, as
+        `VerifierError`; interrupts such as Ctrl-C as they are.
+        """
         error = self._error
         self._error = None
         if error is not None and not isinstance(error, Exception):
@@ -132,7 +125,9 @@ class HostVerify:
 
 
 def check_rewards(rewards: Any, count: int) -> np.ndarray:
-    """f32[count]. Raises ValueError or TypeError that describes a wrong result."""
+    """Returns a function's rewards as f32[count]. Raises ValueError or TypeError that describes a
+    wrong result.
+    """
     rewards = np.asarray(rewards)
     if rewards.dtype.kind not in "biuf":
         raise TypeError(f"it must return {count} numbers, got an array of dtype {rewards.dtype}")
@@ -146,7 +141,7 @@ def check_rewards(rewards: Any, count: int) -> np.ndarray:
 
 
 def split(x: jax.Array, limit: int | None) -> list[jax.Array]:
-    """The array itself, or flat pieces of at most `limit` bytes."""
+    """Returns [x], or flat pieces of x of at most `limit` bytes."""
     size = math.prod(x.shape) * x.dtype.itemsize
     if limit is None or size <= limit:
         return [x]
@@ -175,8 +170,8 @@ def check_one_process() -> None:
     if jax.process_count() > 1:
         raise ValueError(
             "a Python verifier inside the compiled loop runs in a single process, not in "
-            f"{jax.process_count()}: an error in one could not be told to the others, which would "
-            "wait for ever. Use a JAX verifier"
+            f"{jax.process_count()}: after an error in one process the others would wait forever. "
+            "Use a JAX verifier (rewards.ExactMatch, rewards.IntegerMatch)"
         )
 
 
@@ -191,23 +186,21 @@ def check_mesh(verify: Any, mesh: Mesh) -> None:
     if rest:
         raise ValueError(
             f"a Python verifier inside the compiled loop needs {', '.join(rest)}=1, but the mesh "
-            f"is {dict(mesh.shape)}: JAX calls back only where every mesh axis is manual, and "
-            "these are the partitioner's. Use a JAX verifier (rewards.ExactMatch, "
-            "rewards.IntegerMatch), or score on the host between calls"
+            f"is {dict(mesh.shape)}: JAX calls back only if every mesh axis is manual, and "
+            "the partitioner handles these. Set them to 1, use a JAX verifier "
+            "(rewards.ExactMatch, rewards.IntegerMatch), or score on the host between calls"
         )
 
 
 def raise_failure(verify: Any) -> None:
-    """Raises the error of a host verifier after its program ended; does nothing for other
-    verifiers.
-    """
+    """Raises the error of a `HostVerify`, if any; does nothing for other verifiers."""
     if isinstance(verify, HostVerify):
         verify.raise_error()
 
 
 def raising(sampler: Any) -> Any:
-    """Wraps a jitted sampler with argument `verify`: errors of a host verifier are raised when it
-    has ended.
+    """Wraps a jitted sampler that has an argument `verify`: it raises errors of a `HostVerify` when
+    the program has ended.
     """
     place = list(inspect.signature(sampler).parameters).index("verify")
 

@@ -11,17 +11,18 @@ import numpy as np
 from rl_speed.sampling.contract import call_decode, call_init_cache, call_prefill, describe
 from rl_speed.sampling.types import Array, Decoder
 
-# Most tokens that a request feeds.
+# Maximum number of tokens that a request feeds.
 STEPS = 4
 
 
 class DecoderFault(ValueError):
-    """Error of `check_decoder`. `kind` is one of
+    """Error of `check_decoder`.
 
-    "dtype": logits were rounded. "tenant": a row sees its last request. "rows": a row's result
-    depends on other rows. "context": a row sees another context, or none. "context_length": it sees
-    tokens after `context_length`. "position": it sees one token too many or too few, or its token
-    has another position. "other": none of these.
+    Attributes:
+      kind: "dtype", logits were rounded; "tenant", a row sees its previous request; "rows", a row's
+        result depends on other rows; "context", a row sees another context, or not its own;
+        "context_length", it sees context tokens after `context_length`; "position", it sees one
+        token too many or too few, or its token is at a wrong position; or "other".
     """
 
     def __init__(self, kind: str, message: str):
@@ -30,16 +31,16 @@ class DecoderFault(ValueError):
 
 
 class Task(NamedTuple):
-    """A request with forced tokens: `tokens` follow the first `cut` tokens of context `context`."""
+    """A request with given tokens, fed after the first `cut` tokens of context number `context`."""
 
     context: int
     cut: int
-    # i32[n - 1]; gives n logits, because the context's last token is fed first.
+    # i32[n - 1]; gives n rows of logits, because the context's last token is fed first.
     tokens: np.ndarray
 
 
 class Replay(NamedTuple):
-    """Runs a decoder on tasks that share slots in turn, as in the samplers."""
+    """Runs a decoder on tasks in turn over fewer slots, as the samplers do."""
 
     params: Any  # prepared
     init_cache: Callable[[int], Any]
@@ -54,9 +55,9 @@ class Replay(NamedTuple):
         slots: int,
         fed: np.ndarray | None = None,
     ) -> tuple[list[np.ndarray], Any]:
-        """(logits f32[n, V] of each task, dtype of `decode`'s logits).
+        """Returns (logits f32[n, V] of each task, dtype of `decode`'s logits).
 
-        `fed`: contexts that give the token fed first.
+        The first token of a task is taken from `fed`, by default `contexts`.
         """
         kv = self.prefill(self.params, contexts, lengths)
         cache = self.init_cache(slots)
@@ -104,8 +105,8 @@ class Replay(NamedTuple):
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Largest difference of log-probs f[n] of two logits f[n, V]; inf if one is NaN, or only one
-    rules a token out.
+    """Returns the largest difference of log-probs, f[n], between logits f[n, V]; inf if one is NaN,
+    or if a token has probability 0 in only one of them.
     """
 
     def logprobs(x: np.ndarray) -> np.ndarray:
@@ -132,35 +133,37 @@ def check_decoder(
     atol: float = 1e-4,
     seed: int = 0,
 ) -> float:
-    """Compares a decoder with the policy's own forward pass, over cut contexts and slots that
-    change requests, at two slot counts.
+    """Compares a decoder's logits with those of the policy's own forward pass.
 
-    Feeds random tokens through `prefill` and `decode` as the samplers would, and compares every
-    logit with `forward`'s. If they differ, experiments find the reason: they change what a row must
-    not see (its last request, other rows, other contexts, tokens after `context_length`), and what
-    it must see. Compiles `forward` and `prefill` once, `decode` for each slot count.
+    Feeds random tokens through `prefill` and `decode` as the samplers do: contexts are used in
+    part, and slots change requests. If logits differ, further runs find the reason: they change
+    what a row must not see (its previous request, other rows, other contexts, tokens after
+    `context_length`) and what it must see.
 
     Args:
-      decoder: its functions are checked, including `prepare`. params: as `prepare` takes them.
-      forward: jittable (params, tokens i32[B, T]) -> logits [B, T, V], causal. T is `length` + 4.
-      vocab: V; tokens are drawn from all of it. length: of the longest context in tokens, at least
-        5.
-      atol: allowed difference of (natural) log-probs. The default is for float32; a policy in
-        bfloat16 needs about 0.1, which detects less.
-      seed: of the tokens.
+      decoder: its functions are checked, including `prepare`.
+      params: weights as `prepare` takes them.
+      forward: jittable, causal: (params, tokens i32[B, T]) -> logits [B, T, V], with T = `length` +
+        4.
+      vocab: V; tokens are drawn from all ids below it.
+      length: tokens of the longest context, at least 5.
+      slots: two numbers of slots to test, each at least 2; each compiles `decode`.
+      atol: allowed difference of log-probs, in nats. The default is for float32; a policy in
+        bfloat16 needs about 0.1, which detects fewer faults.
+      seed: seed of the tokens.
 
     Returns:
       The largest difference of log-probs found, at most `atol`.
 
     Raises:
-      DecoderFault: the logits are not the policy's; `kind` and message give the reason.
-      TypeError: a function breaks the contract of `Decoder`. ValueError: an argument is out of
-        range.
+      DecoderFault: the logits differ; `kind` and message give the reason.
+      TypeError: a function returns something else than `Decoder` requires.
+      ValueError: an argument is out of range.
     """
     if vocab < 2 or length < 5 or min(slots) < 2:
         raise ValueError(
-            f"check_decoder needs vocab >= 2, length >= 5 and at least 2 slots, got {vocab}, "
-            f"{length}, {slots}"
+            "check_decoder needs vocab >= 2, length >= 5 and at least 2 slots; got "
+            f"vocab={vocab}, length={length}, slots={slots}"
         )
     rng = np.random.default_rng(seed)
     contexts = rng.integers(0, vocab, (3, length), dtype=np.int32)
@@ -192,7 +195,8 @@ def check_decoder(
         if got[0].shape[-1] != vocab:
             raise DecoderFault(
                 "other",
-                f"decode returns logits of a vocabulary of {got[0].shape[-1]}, forward of {vocab}",
+                f"decode returns logits over {got[0].shape[-1]} ids, but vocab is {vocab}: return "
+                "logits over the same vocabulary as forward",
             )
         for task, a, b in zip(tasks, got, want):
             gaps = distance(a, b)
@@ -209,9 +213,8 @@ def check_decoder(
         raise DecoderFault(
             "dtype",
             (
-                f"wrong dtype: decode returns logits in {dtype}, forward in {whole}. The sampler "
-                "makes them float32, but what was rounded is lost: log-probs are off by up to "
-                f"{worst:.2g}. Keep the last product in float32 "
+                f"wrong dtype: decode returns logits in {dtype}, forward in {whole}. The rounding "
+                f"changes log-probs by up to {worst:.2g}. Keep the last product in float32 "
                 "(preferred_element_type=jnp.float32)"
             ),
         )
@@ -227,7 +230,7 @@ def check_decoder(
             rng=rng,
         )
         also = (
-            f" Logits are in {dtype}, besides; forward's are in {whole}."
+            f" Also, decode returns logits in {dtype}, forward in {whole}."
             if rounded and whole != dtype
             else ""
         )
@@ -244,7 +247,7 @@ def _reference(
     contexts: np.ndarray,
     tasks: Sequence[Task],
 ) -> tuple[list[np.ndarray], Any]:
-    """(logits f32[n, V] of each task by the forward pass, their dtype)."""
+    """Returns (logits f32[n, V] of each task by the forward pass, their dtype)."""
     rows = np.zeros((8, contexts.shape[1] + STEPS), np.int32)  # one shape, one compilation
     for row, t in zip(rows, tasks):
         row[: t.cut + len(t.tokens)] = np.concatenate([contexts[t.context, : t.cut], t.tokens])
@@ -269,7 +272,7 @@ def _diagnose(
     atol: float,
     rng: np.random.Generator,
 ) -> tuple[str, str]:
-    """(kind, reason and remedy). Finds what a row sees by changing it."""
+    """Returns (kind, reason and remedy). Finds out what a row sees by changing it."""
 
     def feeds():
         return rng.integers(0, vocab, STEPS - 1, dtype=np.int32)
@@ -282,7 +285,7 @@ def _diagnose(
     before = [Task(0, 2, feeds())] * slots
 
     def logits(tasks: Sequence[Task], at: int = 0, pool: np.ndarray = contexts) -> np.ndarray:
-        """Logits of task `at` with contexts `pool`; the tokens fed first stay those of
+        """Returns the logits of task `at` with contexts `pool`. First tokens are always fed from
         `contexts`.
         """
         return run(pool, lengths, tasks, slots, contexts)[0][at]
@@ -302,15 +305,15 @@ def _diagnose(
     if (found := gap(logits([*before, mine, *others], at=slots))) > atol:
         return "tenant", (
             f"Tenant not replaced: a request's log-probs change by {found:.2g} with the request "
-            "that its row held before. At suffix_length 0 what the row's cache still holds must "
-            "be overwritten, or masked until it is."
+            "that its row held before. At suffix_length 0 the row's cache still holds that "
+            "request: overwrite it, or mask it until it is overwritten."
         )
     if (found := gap(logits([mine, *[Task(0, 4, feeds())] * (slots - 1)]))) > atol:
         return (
             "rows",
             (
                 f"Rows are not independent: a row's log-probs change by {found:.2g} with the "
-                "tokens of other rows."
+                "tokens of other rows. Remove operations that mix rows."
             ),
         )
     if (
@@ -318,21 +321,21 @@ def _diagnose(
     ) > atol:
         return "context", (
             f"Wrong context: a row's log-probs change by {found:.2g} with a context that is not "
-            "its own. Row s reads entry context_index[s] of context_kv."
+            "its own. Row s must read entry context_index[s] of context_kv."
         )
     if (
         found := gap(logits([mine, *others], pool=changed(own, range(cut, contexts.shape[1]))))
     ) > atol:
         return "context_length", (
-            f"Context length ignored: a row's log-probs change by {found:.2g} with tokens behind "
-            "those it starts from. Only the first context_length tokens of a "
-            "context may be attended to."
+            f"Context length ignored: a row's log-probs change by {found:.2g} with context tokens "
+            "after those it starts from. Attend only to the first context_length tokens of a "
+            "context."
         )
     if (found := gap(logits([mine, *others], pool=changed(own, [cut - 1])))) > atol:
         return "position", (
             "Position off by one: a row sees its context's token at index context_length "
-            f"(log-probs change by {found:.2g} with it). That one is fed again: it is seen twice; "
-            "only the first context_length count."
+            f"(log-probs change by {found:.2g} with it). That token is fed again, so it is seen "
+            "twice: attend only to the first context_length tokens."
         )
     # It must see its context: if the forward pass changes with a token, so must the decoder. A
     # token that is not seen changes no bit.
@@ -345,14 +348,14 @@ def _diagnose(
         ):
             if place == cut - 2:
                 return "position", (
-                    "Position off by one: a row does not see the last of the context_length "
-                    "tokens of its context that it starts from."
+                    "Position off by one: a row does not see the last of the first context_length "
+                    "tokens of its context. Attend to all of these."
                 )
             return (
                 "context",
                 (
-                    "A row does not see its context: nothing changes with the token "
-                    f"at index {place} of it."
+                    "A row does not see its context: its logits do not change with the context's "
+                    f"token at index {place}. Attend to the first context_length tokens."
                 ),
             )
     for place in range(STEPS - 1):
@@ -362,9 +365,9 @@ def _diagnose(
         seen = distance(base, logits([mine._replace(tokens=other), *others]))
         if ((moved > atol) & (seen == 0)).any():
             return "position", (
-                f"Position off by one: a row does not see token {place} of those it has fed "
-                "before, at one step or more. It attends to the suffix_length tokens before, and "
-                "to the one it is fed."
+                f"Position off by one: in at least one step a row does not see token {place} of "
+                "the tokens that it fed before. Attend to the suffix_length tokens fed before, and "
+                "to the token fed now."
             )
     single = Task(2, 1, feeds()[:0])
     if (
@@ -374,11 +377,11 @@ def _diagnose(
         <= atol
     ):
         return "position", (
-            "Position off: every row sees what it should, and a single token's logits are right, "
-            "but not those behind other tokens. The token fed sits at position "
+            "Position off: every row sees the right tokens, and a single token's logits are right, "
+            "but logits after other tokens are wrong. The fed token must have position "
             "context_length + suffix_length."
         )
     return "other", (
-        "Every row sees what it should, and yet already a single token's logits are wrong: other "
-        "weights, another scale, or positions that do not begin at 0."
+        "Every row sees the right tokens, but already a single token's logits are wrong. Look for "
+        "different weights, a different scale, or positions that do not begin at 0."
     )

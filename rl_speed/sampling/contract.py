@@ -1,8 +1,7 @@
-"""Checks the user's parts when they are traced: a `Decoder`'s functions, a verifier, a key, a
-table.
+"""Checks what the user passes to a sampler: a `Decoder`'s functions, a verifier, a key, tables.
 
-Checks read structure, shapes and dtypes, so compiled programs do not contain them. Messages name
-the function.
+Functions are checked while they are traced, by structure, shapes and dtypes, so that compiled
+programs contain no checks. Messages name the function.
 """
 
 import functools
@@ -36,7 +35,7 @@ def describe(x: Any) -> str:
 
 
 def is_array(x: Any, first: int, rank: int | None = None) -> bool:
-    """Whether x is an array with `first` entries on axis 0, and `rank` axes if given."""
+    """Returns whether x is an array with `first` entries on axis 0, and `rank` axes if given."""
     shape = getattr(x, "shape", None)
     return (
         hasattr(x, "dtype")
@@ -47,8 +46,8 @@ def is_array(x: Any, first: int, rank: int | None = None) -> bool:
 
 
 def misfit(tree: Any, rows: int) -> str:
-    """The leaves without `rows` entries on axis 0: "['k'] is float32[2, 3]"; "" if there are
-    none.
+    """Describes the first leaves that do not have `rows` entries on axis 0, such as "['k'] is
+    float32[2, 3]"; "" if there are none.
     """
     found = [
         f"{jax.tree_util.keystr(path) or 'it'} is {describe(leaf)}"
@@ -59,9 +58,9 @@ def misfit(tree: Any, rows: int) -> str:
 
 
 def call_prefill(decoder: Decoder, params: Any, tokens: Array, lengths: Array) -> Any:
-    """`context_kv` of contexts i32[C, L].
+    """Calls `decoder.prefill` for contexts i32[C, L]. Returns `context_kv`.
 
-    Raises TypeError if `prefill` breaks its contract.
+    Raises TypeError if `prefill` returns something else than `Decoder` requires.
     """
     result = decoder.prefill(params, tokens, lengths)
     contexts = tokens.shape[0]
@@ -85,7 +84,7 @@ def call_prefill(decoder: Decoder, params: Any, tokens: Array, lengths: Array) -
 
 
 def call_init_cache(decoder: Decoder, slots: int, max_new: int) -> Any:
-    """A cache for `slots` rows. Raises TypeError unless every array has rows on axis 0."""
+    """Calls `decoder.init_cache`. Raises TypeError unless every array has slots on axis 0."""
     cache = decoder.init_cache(slots, max_new)
     if found := misfit(cache, slots):
         raise TypeError(
@@ -98,12 +97,10 @@ def call_init_cache(decoder: Decoder, slots: int, max_new: int) -> Any:
 def call_decode(
     decoder: Decoder, params: Any, context_kv: Any, cache: Any, token: Array, *more: Array
 ) -> tuple[Array, Any]:
-    """(logits [S, V] of a float dtype, cache).
+    """Calls `decoder.decode`. Returns (logits [S, V] of a float dtype, cache).
 
-    Raises TypeError if `decode` returns something else.
-
-    `more`: context index, context length, suffix length and activity of the S rows, as
-    `Decoder.decode` takes them.
+    Raises TypeError if `decode` returns something else. `more`: context_index, context_length,
+    suffix_length and active of the S rows, as in `Decoder.decode`.
     """
     result = decoder.decode(params, context_kv, cache, token, *more)
     slots = token.shape[0]
@@ -113,7 +110,7 @@ def call_decode(
     logits, new = result
     if not is_array(logits, slots, 2) or not jnp.issubdtype(logits.dtype, jnp.floating):
         hint = (
-            "; are the two in the other order?"
+            "; are the two in the other order? Return logits first"
             if is_array(new, slots, 2) and not hasattr(logits, "dtype")
             else ""
         )
@@ -131,16 +128,16 @@ def call_decode(
 
 
 def describe_tree(tree: Any) -> str:
-    """The first few leaves of a pytree with their paths."""
+    """Describes the first few leaves of a pytree, with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     shown = [f"{jax.tree_util.keystr(path)} {describe(leaf)}".strip() for path, leaf in leaves[:4]]
     return ", ".join(shown + ["..."] * (len(leaves) > 4)) or "nothing"
 
 
 def call_verify(verify: Callable[..., Array], tokens: Array, lengths: Array, answer: Any) -> Array:
-    """Rewards f32[S].
+    """Calls a verifier. Returns rewards f32[S].
 
-    Raises TypeError if the verifier returns something else, or is not a JAX function.
+    Raises TypeError if the verifier returns something else, or cannot be traced.
     """
     name = getattr(verify, "__qualname__", type(verify).__qualname__)
     slots = lengths.shape[0]
@@ -152,9 +149,9 @@ def call_verify(verify: Callable[..., Array], tokens: Array, lengths: Array, ans
         jax.errors.ConcretizationTypeError,
     ) as error:
         raise TypeError(
-            f"verify ({name}) is traced into the compiled loop: it may use neither NumPy nor "
-            "Python's if, int() or float() on what it is given. Write it with jax.numpy, or give "
-            "a Python function as HostVerify(function)"
+            f"verify ({name}) is traced into the compiled loop: on its arguments it may use "
+            "neither NumPy nor Python's if, int() or float(). Write it with jax.numpy, or wrap "
+            "the Python function: HostVerify(function)"
         ) from error
     if not is_array(rewards, slots, 1) or np.dtype(rewards.dtype).kind == "c":
         raise TypeError(
@@ -168,8 +165,8 @@ def check_key(key: Any) -> None:
     """Raises TypeError unless the key is one typed PRNG key."""
     if not hasattr(key, "dtype") or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
         raise TypeError(
-            f"key must be one typed PRNG key, such as jax.random.key(0); got {describe(key)}. Of "
-            "a raw key, jax.random.wrap_key_data makes a typed one"
+            f"key must be one typed PRNG key, such as jax.random.key(0); got {describe(key)}. "
+            "Convert a raw key with jax.random.wrap_key_data"
         )
 
 
@@ -183,10 +180,10 @@ def check_limits(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Raises ValueError naming a request whose `max_new` is above the config's, if the table is on
-    the host (NumPy).
+    """Raises ValueError that names a request whose `max_new` is above the config's, in tables of
+    NumPy arrays. Device tables are not fetched; the program clamps them.
 
-    Takes a sampler's arguments. Tables on a device are not fetched; the program clamps them.
+    Takes a sampler's arguments.
     """
     limit = requests.max_new
     count = requests.count
@@ -195,7 +192,7 @@ def check_limits(
         if (bad := np.argwhere(used & (limit > config.max_new))).size:
             raise ValueError(
                 f"request {bad[0, -1]} has max_new={limit[tuple(bad[0])]}; sampler.max_new allows "
-                f"{config.max_new}"
+                f"{config.max_new}. Lower the request's or raise the sampler's"
             )
 
 
@@ -211,8 +208,8 @@ def check_prefixes(
     *_: Any,
     **__: Any,
 ) -> None:
-    """`check_limits` for `sample_adaptive`: raises ValueError naming a prompt whose responses may
-    be too long.
+    """Raises ValueError that names a prompt whose responses may exceed `config.max_new`; as
+    `check_limits`, for `sample_adaptive`.
     """
     of = prompts.prefixes
     if of is not None and on_host(of.length, of.max_new, prompts.count):
@@ -226,12 +223,12 @@ def check_prefixes(
 
 
 def on_host(*arrays: Any) -> bool:
-    """Whether all are NumPy arrays."""
+    """Returns whether all are NumPy arrays."""
     return all(isinstance(x, (np.ndarray, np.generic)) for x in arrays)
 
 
 def checked(check: Callable[..., None]) -> Callable[[Any], Any]:
-    """Wraps jitted samplers: `check` is called with their arguments first."""
+    """Returns a decorator for jitted samplers that first calls `check` with their arguments."""
 
     def wrap(sampler: Any) -> Any:
         @functools.wraps(sampler)
@@ -249,7 +246,7 @@ def like_jitted(
     sampler: Any,
     names: Collection[str] = ("lower", "trace", "eval_shape", "_cache_size"),
 ) -> Any:
-    """Gives a wrapper of a jitted function the function's other attributes."""
+    """Gives `call`, a wrapper of a jitted function, that function's attributes in `names`."""
     for name in names:
         if hasattr(sampler, name):
             setattr(call, name, getattr(sampler, name))

@@ -1,8 +1,8 @@
-"""The reference sampler: batches of `slots` requests. Each batch runs until its longest sample
-ends.
+"""The reference sampler for comparisons: decodes batches of `slots` requests, each until its
+longest sample ends, as most JAX samplers do.
 
-Most JAX samplers work so. It exists for comparison: it draws the same tokens as `sample` (same
-keys, decode function and width) and differs only in scheduling.
+It draws the same tokens as `sample` (same keys, decode function and width) and differs only in
+scheduling.
 """
 
 import functools
@@ -35,7 +35,7 @@ def sample_lockstep(
     key: Array,
     config: SamplerConfig,
 ) -> Samples:
-    """`sample` without in-loop refill: a slot waits until its whole batch has ended."""
+    """Draws every request of the table as `sample` does, but a slot waits for its whole batch."""
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
     params = decoder.prepare(params)

@@ -1,8 +1,7 @@
-"""From logits to one token per row: temperature, top-k, top-p, and a draw by inverse CDF.
+"""Draws one token per row from logits: temperature, top-k, top-p, and an inverse-CDF draw.
 
-A token takes one uniform number instead of a Gumbel variate per vocabulary entry: one random word
-instead of 152k at a vocabulary of 152k. The CDF is summed in two levels, so its rounding error
-grows with the square root of the vocabulary, not with the vocabulary.
+A draw needs one uniform number per token, not a Gumbel variate per vocabulary entry. The CDF is
+summed in two levels, so that its rounding error grows with the square root of the vocabulary size.
 """
 
 import math
@@ -12,28 +11,28 @@ import jax.numpy as jnp
 
 from rl_speed.sampling.types import Array, SamplerConfig
 
-# Below this vocabulary one level of sums is exact enough, and faster.
+# Up to this vocabulary size one level of sums is exact enough, and faster.
 _ONE_LEVEL = 512
 
 
 def request_keys(key: Array, visit_R: Array, sample_index_R: Array) -> Array:
-    """One typed key per request: fold_in(fold_in(key, visit), sample_index)."""
+    """Makes one typed key per request: fold_in(fold_in(key, visit), sample_index)."""
     return jax.vmap(lambda v, i: jax.random.fold_in(jax.random.fold_in(key, v), i))(
         visit_R, sample_index_R
     )
 
 
 def uniforms(key_S: Array, position_S: Array) -> Array:
-    """f32[S] in [0, 1): depends only on the row's request key and the position of its next
-    token.
+    """Draws uniform numbers in [0, 1), f32[S], each from the row's request key and the position of
+    its next token.
     """
     return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(key_S, position_S)
 
 
 def keep_mask(logits_SxV: Array, top_k: int, top_p: float) -> Array:
-    """bool[S, V]: the tokens that top-k and then top-p keep.
+    """Returns the tokens that top-k and then top-p keep, bool[S, V].
 
-    Always keeps the most likely token. Ties at the edge are kept.
+    The most likely token and ties at the edge are always kept.
     """
     vocab = logits_SxV.shape[-1]
     keep = jnp.ones(logits_SxV.shape, bool)
@@ -46,8 +45,8 @@ def keep_mask(logits_SxV: Array, top_k: int, top_p: float) -> Array:
 
 
 def nucleus_mask(logits_SxV: Array, top_p: float | Array) -> Array:
-    """bool[S, V]: the smallest set of most likely tokens whose mass reaches `top_p`, below 1: a
-    number, or one a row, f32[S, 1]. Keeps ties at the edge.
+    """Returns the smallest set of most likely tokens whose mass reaches `top_p`, bool[S, V]. Ties
+    at the edge are kept. `top_p` is a number below 1, or one per row, f32[S, 1].
     """
     descending = -jnp.sort(-logits_SxV, axis=-1)
     probs = jax.nn.softmax(descending, axis=-1)
@@ -58,10 +57,10 @@ def nucleus_mask(logits_SxV: Array, top_p: float | Array) -> Array:
 
 
 def _first_above(cdf: Array, weights: Array, target: Array) -> Array:
-    """Index of the first entry of positive weight whose cumulative sum exceeds target, else the
-    last of positive weight.
+    """Returns the index of the first entry with positive weight whose cumulative sum exceeds
+    `target`, else of the last entry with positive weight.
 
-    Rounding can make sums non-monotone; requiring positive weight never draws an impossible token.
+    Rounding can make sums non-monotone; the condition excludes tokens of probability 0.
     """
     positive = weights > 0
     hit = (cdf > target[..., None]) & positive
@@ -70,9 +69,10 @@ def _first_above(cdf: Array, weights: Array, target: Array) -> Array:
 
 
 def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
-    """i32[S] in [0, V): draws index v with probability weights[v] / sum(weights) from u in [0, 1).
+    """Draws index v with probability weights[v] / sum(weights): i32[S] in [0, V).
 
-    Weights are unnormalised, >= 0. NaN weights give some index.
+    Weights are unnormalised, at least 0; with NaN weights the index is arbitrary. `u_S` is uniform
+    in [0, 1).
     """
     vocab = weights_SxV.shape[-1]
     if vocab <= _ONE_LEVEL:
@@ -98,26 +98,29 @@ def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
 
 
 def draw(logits_SxV: Array, u_S: Array, config: SamplerConfig) -> tuple[Array, Array, Array, Array]:
-    """Draws one token a row.
+    """Draws one token per row.
 
     Args:
-      logits_SxV: [S, V] of a float dtype. u_S: f32[S], uniform numbers in [0, 1).
-      config: temperature, top_k and top_p are used.
+      logits_SxV: [S, V] of a float dtype.
+      u_S: f32[S], uniform numbers in [0, 1).
+      config: its temperature, top_k and top_p are used.
 
     Returns:
-      (token i32[S], logprob f32[S], kept_logmass f32[S], finite bool[S]). The log-prob is that of
-      the full tempered distribution, without top-k or top-p; `logprob - kept_logmass` is the
-      log-prob of the draw. A row is finite if its logits give a distribution: no NaN, no +inf, not
-      all -inf (single tokens may be). Otherwise the token is some id below V, and its log-prob NaN.
+      (token i32[S], logprob f32[S], kept_logmass f32[S], finite bool[S]). `logprob` is under the
+      full tempered distribution, without top-k or top-p; `logprob - kept_logmass` is the log-prob
+      of the draw. `finite` is False if a row's logits have NaN, +inf or only -inf: then the token
+      is an arbitrary id below V, and its log-prob is NaN.
 
     Raises:
       TypeError: logits are not of a float dtype.
     """
     if not jnp.issubdtype(logits_SxV.dtype, jnp.floating):
         raise TypeError(
-            f"logits must be of a float dtype, got {logits_SxV.dtype}{list(logits_SxV.shape)}"
+            f"logits must be of a float dtype, got {logits_SxV.dtype}{list(logits_SxV.shape)}; "
+            "return float logits from the decoder's `decode`"
         )
-    # Sums V terms: in bfloat16 that gives another distribution, with tokens that are never drawn.
+    # Float32, because sums of V terms in bfloat16 give another distribution, in which some tokens
+    # are never drawn.
     logits_SxV = logits_SxV.astype(jnp.float32)
     greedy = config.temperature == 0
     scaled = logits_SxV if greedy or config.temperature == 1 else logits_SxV / config.temperature
@@ -133,5 +136,5 @@ def draw(logits_SxV: Array, u_S: Array, config: SamplerConfig) -> tuple[Array, A
             kept_logmass = jnp.log(jnp.sum(weights, axis=-1)) - jnp.log(total)
         token = inverse_cdf(weights, u_S)
     picked = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
-    # NaN and infinities reach the sum, whatever `max` does with NaN.
+    # `total` is NaN or infinite for such rows, even if `max` ignores NaN.
     return token, picked - top[:, 0] - jnp.log(total), kept_logmass, jnp.isfinite(total)

@@ -8,15 +8,15 @@ compiled sampler and between its calls:
 
 Drivers use a rule's decision on a prompt only when all its launched samples are done. The driver
 decides how many prompts are in flight, in which order groups are accepted, and when to stop.
-`max_samples` bounds the samples of a prompt. `first_samples` is the number for an unseen prompt;
-rules that give each prompt its own number have `first_samples` as maximum and `least_first_samples`
-as minimum. A rule may also have
+`max_samples` is the maximum samples of a prompt. `first_samples` is the number that an unseen
+prompt gets; if that differs between prompts, `first_samples` is its maximum and
+`least_first_samples` its minimum. Optional members are
 
-    n                             samples of a group that are trained on (`group_size`)
-    needs                         what it asks of its driver (`NEEDS`)
-    of_size(n), a classmethod     the rule for groups of n samples (`sized`)
-    changed(**fields)             the rule with other numbers (`changed`)
-    round_counts(positive, done)  numbers of each round, for the metrics (`Sequential`)
+    n                             samples of a group that are trained on (see `group_size`)
+    needs                         what it requires of its driver (see `NEEDS`)
+    of_size(n), a classmethod     makes the rule for groups of n samples (see `sized`)
+    changed(**fields)             returns the rule with other numbers (see `changed`)
+    round_counts(positive, done)  counts of each round, for metrics (see `Sequential`)
 """
 
 import dataclasses
@@ -43,16 +43,16 @@ from rl_speed.sampling.types import (
     RuleState,
 )
 
-# Which ends of a band of pass rates are inside it.
+# Values of `Band.inclusive`: the ends of a band of pass rates that are inside it.
 ENDS = ("both", "low", "high", "neither")
 # Values that must differ within a group for `Dynamic` to keep it.
 METRICS = ("accuracy", "reward")
-# Requests that a rule may make of its driver:
-#   budgets       samples of each prompt, from estimates of pass rates. The rule must have the
-#                 fields n_min and n_max, the least and most samples of a prompt
-#   forecast      the number of screening samples of each prompt, from a forecast
-#   rewards       the trained rewards (`Counts.varied`), which the host alone knows
-#   downsampling  trains on `n` of a group's samples
+# What a rule may require of its driver:
+#   budgets       a number of samples per prompt, from estimated pass rates. The rule must have the
+#                 fields n_min and n_max, the minimum and maximum samples of a prompt
+#   forecast      a number of screening samples per prompt, from a forecast
+#   rewards       the trained rewards (`Counts.varied`), which only the host driver knows
+#   downsampling  training on `n` of a group's samples
 NEEDS = ("budgets", "forecast", "rewards", "downsampling")
 
 
@@ -68,23 +68,25 @@ class Rule(Protocol):
 
 
 def two_phase(rule: Rule) -> bool:
-    """Whether a prompt's first samples may be fewer than its maximum."""
+    """Returns whether a prompt may first get fewer samples than its maximum."""
     return getattr(rule, "least_first_samples", rule.first_samples) < rule.max_samples
 
 
 def group_size(rule: Rule) -> int:
-    """Samples of a group that are trained on, on average: `rule.n`, or else all it may have."""
+    """Returns the average number of a group's samples that are trained on: `rule.n`, or else
+    `rule.max_samples`.
+    """
     return getattr(rule, "n", 0) or rule.max_samples
 
 
 def needs(rule: Rule, what: str) -> bool:
-    """Whether the rule asks for `what`, one of `NEEDS`."""
+    """Returns whether the rule requires `what`, one of `NEEDS`."""
     assert what in NEEDS, what
     return what in getattr(rule, "needs", ())
 
 
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:
-    """Every prompt in its screening phase, with no rounds and the given budget."""
+    """Returns a state with every prompt in its screening phase, round 0, and the given budget."""
     zeros = jnp.zeros((num_prompts,), jnp.int32)
     return RuleState(
         phase=zeros,
@@ -94,16 +96,16 @@ def init_state(num_prompts: int, budget: Array | int) -> RuleState:
 
 
 def _exact(rate: float) -> Fraction:
-    # 0.3 means three tenths, not the nearest double: 3 of 10 is then not "above 0.3".
+    # 0.3 means three tenths, not the nearest double, so that 3 of 10 is not "above 0.3".
     return Fraction(repr(float(rate)))
 
 
 def count_bounds(low: float, high: float, n: int, inclusive: str = "neither") -> tuple[int, int]:
-    """Counts k of n (a range, both ends included) whose rate k/n is between `low` and `high`; empty
-    if first > last.
+    """Returns (first, last), the counts k of n whose rate k/n is between `low` and `high`; none if
+    first > last.
 
-    Integers, so that rounding of k/n never decides at a threshold. `inclusive`, one of `ENDS`, says
-    which thresholds are inside. Raises ValueError for other values.
+    Thresholds are compared in exact arithmetic. `inclusive`, one of `ENDS`, names the thresholds
+    that are inside. Raises ValueError for other values.
     """
     if inclusive not in ENDS:
         raise ValueError(f"inclusive must be one of {', '.join(ENDS)}; got {inclusive!r}")
@@ -170,17 +172,17 @@ class Uniform(_OnePhase):
 class Dynamic(_OnePhase):
     """DAPO's dynamic sampling: `n` samples; drops groups that are all correct or all wrong.
 
-    That is the paper's `metric="accuracy"`. "reward" drops groups whose rewards are all equal
-    instead: with rewards finer than correctness, such as RPO's length-aware ones, correct samples
-    of different lengths are trained on. It needs `Counts.varied`.
+    That is `metric="accuracy"`, the paper's. `metric="reward"` instead drops groups whose trained
+    rewards are all equal, and keeps all-correct groups whose rewards differ, such as length-aware
+    ones. It needs `Counts.varied`.
 
-    Raises (decide): ValueError, `metric="reward"` without known rewards.
-    Source: DAPO (arXiv 2503.14476), equation 11. "reward": ours, for Yi et
-    al., section 3.4, who want differences "even when all responses are correct".
+    Raises: ValueError in `decide`, if `metric="reward"` and `Counts.varied` is None.
+    Source: DAPO (arXiv 2503.14476), equation 11. "reward" is ours, for Yi et al., section 3.4, who
+    want differences "even when all responses are correct".
     """
 
-    # Values that must differ within a group: correctness (DAPO), or the trained rewards, so that
-    # length-aware ones keep groups with only correct samples. Host only.
+    # What must differ within a group to keep it: "accuracy" (DAPO), or "reward", the trained
+    # rewards, which may differ between correct samples. "reward" needs the host driver.
     metric: str = "accuracy"
 
     def __post_init__(self):
@@ -200,7 +202,7 @@ class Dynamic(_OnePhase):
             if counts.varied is None:
                 raise ValueError(
                     'Dynamic.metric="reward" asks whether rewards differ (Counts.varied), which '
-                    "the host driver alone knows"
+                    'only the host driver knows; use that driver, or metric="accuracy"'
                 )
             informative = counts.varied
         status = jnp.where(counts.done < self.n, OPEN, jnp.where(informative, COMPLETE, REJECTED))
@@ -212,16 +214,14 @@ class Speed:
     """SPEED: screens with `n_init` samples, continues with `n_cont` more if low < pass rate < high,
     strictly.
 
-    The decision uses only the screening samples and is stored in the state's phase: later samples
-    do not change it, and n_init == n_cont is no special case. `n_cont=0, low=-inf, high=inf` is
-    `Uniform(n_init)`.
+    The decision uses only the screening samples; later samples do not change it. `n_cont=0,
+    low=-inf, high=inf` is `Uniform(n_init)`.
     Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
     """
 
-    # Screening samples. The command line sets them without changing those of a group, n_init +
-    # n_cont.
+    # Screening samples. Changing this on the command line keeps the group's size, n_init + n_cont.
     n_init: int
-    n_cont: int  # samples that a prompt gets besides if it qualifies
+    n_cont: int  # further samples of a prompt that qualifies
     # Continue if low < pass rate < high, strictly.
     low: float = 0.0
     high: float = 1.0
@@ -241,14 +241,12 @@ class Speed:
 
     @classmethod
     def of_size(cls, n: int) -> "Speed":
-        """Groups of `n` samples, at most 4 of them for screening."""
+        """Returns the rule for groups of `n` samples, at most 4 of them for screening."""
         return cls(n_init=min(4, n), n_cont=max(0, n - 4))
 
     def changed(self, **fields: Any) -> "Speed":
-        """The rule with other numbers.
-
-        A group keeps its n samples if n_init is changed alone, and has n if that is given: n_cont
-        is what is left.
+        """Returns the rule with other numbers. Unless `n_cont` is given, it becomes n - n_init,
+        where n is the given or the present size of a group.
         """
         if "n_cont" not in fields:
             n = fields.pop("n", self.n)
@@ -260,7 +258,7 @@ class Speed:
 
     @property
     def accepted_counts(self) -> tuple[int, int]:
-        """Smallest and largest number of correct screening samples that qualify."""
+        """Smallest and largest number of correct screening samples that qualify a prompt."""
         return count_bounds(self.low, self.high, self.n_init)
 
     @property
@@ -299,12 +297,12 @@ class Speed:
 class AdaptiveSpeed:
     """SPEED with an n_init for each prompt.
 
-    `init` takes them as budgets, i32[P], from a forecast of the pass rate
-    (`theory.best_screening`). A prompt with a budget of m < n is screened with m samples and gets n
-    if these are not all alike. A budget of n or more skips screening: all n samples are drawn at
-    once, and the group is complete in any case. Without budgets every prompt is screened with
-    `n_init`, as in `Speed(n_init, n - n_init)`. Budgets below 2 count as 2.
-    Not from a paper.
+    `init` takes the prompts' n_init as budgets, i32[P], from a forecast of the pass rate
+    (`theory.best_screening`). A prompt with a budget of m < n is screened with m samples, and
+    rejected if these are all correct or all wrong; else it gets n samples in total. A budget of n
+    or more skips screening: the group of n samples is always complete. Without budgets every prompt
+    is screened with `n_init`, as in `Speed(n_init, n - n_init)`. Budgets below 2 count as 2.
+    Source: ours.
     """
 
     needs: ClassVar = ("forecast",)
@@ -351,21 +349,20 @@ class AdaptiveSpeed:
 
 @dataclasses.dataclass(frozen=True)
 class Band(_OnePhase):
-    """Balanced online difficulty filtering: `n` samples, kept if the pass rate is between `low` and
-    `high`.
+    """Balanced online difficulty filtering: `n` samples; keeps groups with a pass rate between
+    `low` and `high`.
 
-    `inclusive` says which ends are inside: "both", "low" (low <= p < high), "high" (low < p <=
-    high), or "neither"; True and False mean "both" and "neither".
-    Source: Bae et al. (arXiv 2504.03380), section 4.4: both are inside. Its Table 1 has balanced
-    bands with neither, and skewed ones that are open only at the filtering end: 0.2 < p <= 1, 0 <=
-    p < 0.8.
+    `inclusive` names the ends that are inside: "both", "low" (low <= p < high), "high" (low < p <=
+    high), or "neither"; True means "both", False "neither".
+    Source: Bae et al. (arXiv 2504.03380), section 4.4, with both ends inside. Table 1 has balanced
+    bands with neither, and skewed bands with one: 0.2 < p <= 1, 0 <= p < 0.8.
     """
 
-    # Keep pass rates between these.
+    # Keep groups with a pass rate between low and high.
     low: float = 0.2
     high: float = 0.8
     # Which of low and high are inside. Bae et al. include both in section 4.4; in Table 1 neither
-    # for balanced bands, and one for skewed ones.
+    # for balanced bands, and one for skewed bands.
     inclusive: str = "both"
 
     def __post_init__(self):
@@ -386,7 +383,7 @@ class Band(_OnePhase):
 
     @property
     def accepted_counts(self) -> tuple[int, int]:
-        """Smallest and largest number of correct samples that qualify."""
+        """Smallest and largest number of correct samples with which a group is kept."""
         return count_bounds(self.low, self.high, self.n, self.inclusive)
 
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
@@ -398,20 +395,20 @@ class Band(_OnePhase):
 
 @dataclasses.dataclass(frozen=True)
 class Sequential:
-    """Reinforce-Ada-Seq: rounds of `m` samples, at most `rounds`, until a prompt has `k_pos`
-    correct and `k_neg` wrong ones.
+    """Reinforce-Ada-Seq: at most `rounds` rounds of `m` samples, until a prompt has `k_pos` correct
+    and `k_neg` wrong samples.
 
-    `k_neg=0` is the paper's "pos", both positive its "balance". All samples drawn belong to the
-    group. After its last round an unresolved prompt is complete (`on_unresolved="keep"`: its group
-    may be constant, without advantage) or rejected ("drop").
-    Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; released m=8, rounds=4, pos
-    k_pos=1, balance 2 and 2.
+    `k_neg=0` is the paper's "pos"; `k_pos` and `k_neg` above 0 are its "balance". All samples drawn
+    belong to the group. An unresolved prompt is complete after its last round if
+    `on_unresolved="keep"` (its advantages may all be 0), or rejected if "drop".
+    Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2. The released settings are
+    m=8, rounds=4; k_pos=1 for "pos"; k_pos=2, k_neg=2 for "balance".
     """
 
-    m: int = 8  # samples a round
-    rounds: int = 4  # most rounds
+    m: int = 8  # samples of a round
+    rounds: int = 4  # maximum number of rounds
     k_pos: int = 1  # correct samples needed to resolve a prompt
-    k_neg: int = 0  # wrong samples needed to resolve it
+    k_neg: int = 0  # wrong samples needed to resolve a prompt
     # Keep or drop prompts that are unresolved after all rounds.
     on_unresolved: str = "keep"
     n: int = 0  # samples of a group that are trained on (0: all)
@@ -420,7 +417,7 @@ class Sequential:
         _positive_int(self, "m", "rounds")
         if self.n == 1 or not 0 <= self.n:
             raise ValueError(
-                "Sequential.n must be 0 (all) or at least 2, one sample of each class; got "
+                "Sequential.n must be 0 (all) or at least 2, one correct and one wrong; got "
                 f"{self.n}"
             )
         for name in ("k_pos", "k_neg"):
@@ -431,8 +428,9 @@ class Sequential:
                 )
         if not 1 <= self.k_pos + self.k_neg <= self.max_samples:
             raise ValueError(
-                f"Sequential needs between 1 and {self.max_samples} samples to be satisfied (m x "
-                f"rounds), got k_pos={self.k_pos} and k_neg={self.k_neg}"
+                "Sequential.k_pos + k_neg must be between 1 and m * rounds, here "
+                f"between 1 and {self.max_samples} samples; got k_pos={self.k_pos} and "
+                f"k_neg={self.k_neg}"
             )
         if self.on_unresolved not in ("keep", "drop"):
             raise ValueError(
@@ -455,13 +453,12 @@ class Sequential:
         return init_state(num_prompts, self.max_samples)
 
     def resolved(self, positive: Array, done: Array) -> Array:
-        """Whether prompts have enough correct and enough wrong samples, bool[P]."""
+        """Returns whether prompts have enough correct and enough wrong samples, bool[P]."""
         return (positive >= self.k_pos) & (done - positive >= self.k_neg)
 
     def round_counts(self, positive: Array, done: Array) -> dict[str, int]:
-        """Numbers of each round t, from 1, over finished prompts with these counts, i32[P].
-
-        "active_t" counts prompts with samples in the round, "resolved_t" those resolved by its end.
+        """Counts finished prompts by round t = 1, 2, ...: "active_t" had samples in the round,
+        "resolved_t" were resolved by its end. `positive` and `done` are i32[P].
         """
         resolved = self.resolved(positive, done)
         counts = {}
@@ -486,18 +483,18 @@ class Sequential:
 
 @dataclasses.dataclass(frozen=True)
 class Allocated:
-    """Reinforce-Ada-Est: each prompt gets its budget, and all its samples are trained on.
+    """Reinforce-Ada-Est: each prompt gets a budget of samples, and all of them are trained on.
 
-    `init` takes the budgets, i32[P], from an estimate of the pass rate (`theory.allocate`), and
-    clips them to [n_min, n_max]. Without them every prompt gets `n_max`.
+    `init` takes the budgets, i32[P], from estimated pass rates (`theory.allocate`), and clips them
+    to [n_min, n_max]. Without budgets every prompt gets `n_max` samples.
     Source: Reinforce-Ada (Xiong et al.), section 3.1 and Algorithm 1.
     """
 
     needs: ClassVar = ("budgets",)
 
-    n_max: int  # most samples of a prompt
-    n_min: int = 1  # least samples of a prompt
-    n: int = 0  # samples of a prompt on average (0: n_max)
+    n_max: int  # maximum samples of a prompt
+    n_min: int = 1  # minimum samples of a prompt
+    n: int = 0  # average samples of a prompt (0: n_max)
 
     def __post_init__(self):
         _positive_int(self, "n_max", "n_min")
@@ -511,7 +508,7 @@ class Allocated:
 
     @classmethod
     def of_size(cls, n: int) -> "Allocated":
-        """`n` samples on average, at most 4 n."""
+        """Returns the rule with `n` samples a prompt on average and at most 4 n."""
         return cls(n_max=4 * n, n=n)
 
     @property
@@ -533,7 +530,7 @@ class Allocated:
         return _close(state.budget, status, state)
 
 
-# Rules by the word that settings call them.
+# Rules by their name in settings.
 RULES: dict[str, Callable[..., Rule]] = {
     "uniform": Uniform,
     "dynamic": Dynamic,
@@ -547,11 +544,11 @@ RULES: dict[str, Callable[..., Rule]] = {
 
 
 def sized(kind: Callable[..., Rule], n: int) -> Rule:
-    """A rule of this class for groups of `n` samples: `kind.of_size(n)` if it has that method.
+    """Makes a rule for groups of `n` samples: by `kind.of_size(n)` if it has that method.
 
     Args:
-      kind: a class of `RULES`, or a class or function of the user's. Without `of_size` it is called
-        with `n` if it takes that, else without arguments.
+      kind: a class of `RULES`, or the user's class or function. Without `of_size` it is called with
+        `n` if it has this parameter, else without arguments.
     """
     if own := getattr(kind, "of_size", None):
         return own(n)
@@ -560,7 +557,7 @@ def sized(kind: Callable[..., Rule], n: int) -> Rule:
 
 
 def changed(rule: Rule, **fields: Any) -> Rule:
-    """The rule with other numbers: `rule.changed(**fields)` if it has that method."""
+    """Returns the rule with other fields, by `rule.changed(**fields)` if it has that method."""
     if own := getattr(rule, "changed", None):
         return own(**fields)
     return dataclasses.replace(rule, **fields)
@@ -568,5 +565,5 @@ def changed(rule: Rule, **fields: Any) -> Rule:
 
 @functools.lru_cache(maxsize=64)
 def compiled_decide(rule: Rule):
-    """`rule.decide` under jit, one compiled function per rule, for drivers on the host."""
+    """Returns `rule.decide` under jit, cached per rule, for drivers on the host."""
     return jax.jit(rule.decide)

@@ -1,14 +1,11 @@
-"""The compiled sampler: contexts are prefilled once; slots serve requests and refill inside the
-decode loop.
+"""The compiled sampler: contexts are prefilled once, and slots are refilled inside the decode loop.
 
-One `lax.while_loop`. Each iteration decodes one token in every slot, writes it to the row of the
+Each iteration of a `lax.while_loop` decodes one token in every slot, writes it to the row of the
 slot's request, and gives each slot whose request ended the next request of the table. So the batch
-never waits for its longest sample. The numbers of requests and of contexts in use are not
-compile-time constants.
+does not wait for its longest sample. The numbers of requests and contexts in use are dynamic.
 
-A request first feeds the *last* token of its context again (one position before the end of what it
-attends to). Samples that cut one cached response at different places therefore need only their
-context's KV.
+A request first feeds the last token of its context again. So samples that start at different places
+of one cached response need only the KV of this context.
 """
 
 import functools
@@ -31,31 +28,24 @@ from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, SamplerC
 
 
 class Slots(NamedTuple):
-    """State of each slot: i32[S] each.
+    """State of each slot: i32[S] each."""
 
-    `request` is R (the table's capacity) for an idle slot.
-    """
-
-    request: Array
-    token: Array  # fed next
-    suffix_length: Array  # fed so far, which is also the index of the token drawn next
+    request: Array  # row of the request table; R, its capacity, for an idle slot
+    token: Array  # token to feed next
+    suffix_length: Array  # tokens fed so far, which is also the index of the next token drawn
 
 
 class SlotRequests(NamedTuple):
-    """The request of each slot, [S] each; any valid value for an idle slot.
+    """The request of each slot, [S] each; any valid value for an idle slot."""
 
-    `context` is a row of the context pool, `context_length` the tokens it attends to, `key` the
-    request's key.
-    """
-
-    context: Array
-    context_length: Array
-    max_new: Array
-    key: Array
+    context: Array  # row of the context pool
+    context_length: Array  # context tokens that the sample starts from
+    max_new: Array  # maximum new tokens
+    key: Array  # the request's typed PRNG key
 
 
 class Fixed(NamedTuple):
-    """Inputs of a call's decode steps; `params` are prepared."""
+    """Constant inputs of a call's decode steps; `params` are prepared."""
 
     params: Any
     context_kv: Any
@@ -65,7 +55,7 @@ class Fixed(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """State of a call's decode steps. `queue_next` i32[] is the next request without a slot."""
+    """State between decode steps of a call. `queue_next` i32[] is the next request of the queue."""
 
     slots: Slots
     queue_next: Array
@@ -74,9 +64,9 @@ class Decoding(NamedTuple):
 
 
 def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
-    """KV of the contexts in use.
+    """Computes the KV of the contexts in use.
 
-    With chunk > 0, only ceil(count / chunk) pieces are computed; the rest stays zero.
+    With chunk > 0, only ceil(count / chunk) chunks are computed; the rest is zero.
     """
     capacity, length = contexts.tokens.shape
     if chunk == 0 or chunk >= capacity:
@@ -110,7 +100,7 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
 
 
 def no_samples(capacity: int, max_new: int) -> Samples:
-    """Samples before any token is drawn, with counters at zero."""
+    """Makes `Samples` of zeros, the state before any token is drawn."""
     shape = (capacity, max_new)
     zeros = jnp.zeros((capacity,), jnp.int32)
     no = jnp.zeros((capacity,), bool)
@@ -135,8 +125,7 @@ def count_step(samples: Samples, busy: Array, waiting: Array, width: int) -> Sam
     """Adds one iteration of the decode loop to the counters.
 
     Args:
-      busy: i32[], rows that decoded. waiting: bool[], whether a request waited for a slot. width:
-        all rows.
+      busy: i32[], busy rows. waiting: bool[], whether a request waited for a slot. width: all rows.
     """
     return samples.replace(
         decode_steps=samples.decode_steps + 1,
@@ -148,7 +137,7 @@ def count_step(samples: Samples, busy: Array, waiting: Array, width: int) -> Sam
 
 
 def idle_slots(slots: int, capacity: int) -> Slots:
-    """Slots without requests."""
+    """Makes slots without requests."""
     zeros = jnp.zeros((slots,), jnp.int32)
     return Slots(request=jnp.full((slots,), capacity, jnp.int32), token=zeros, suffix_length=zeros)
 
@@ -177,11 +166,10 @@ def refill(
 
 
 def whole_rows(logits: Array) -> Array:
-    """Replicates an array over the devices of a shard, if the head is split over a mesh axis.
+    """Replicates logits over the devices of a shard, on a mesh.
 
-    Drawing from a split vocabulary would permute pieces between devices. All devices of the mesh
-    take part in a collective permutation, but shards leave the loop at different times, so they
-    would wait forever.
+    Drawing from a split vocabulary would need a collective permutation. All devices of the mesh
+    take part in one, but shards leave the loop at different times: it would deadlock.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return logits
@@ -225,7 +213,7 @@ def decode_one(
     length = slots.suffix_length + finite
     ended = active & (is_end | ~finite | (length >= mine.max_new))
 
-    # Idle slots, and tokens that were not drawn, write to row `capacity`, which "drop" ignores. No
+    # Idle slots, and slots without a drawn token, write to row `capacity`, which "drop" ignores. No
     # two slots hold the same request.
     def put(x, at, value):
         return x.at[at].set(value, mode="drop")
@@ -247,7 +235,7 @@ def decode_one(
 
 
 def requests_of(slots: Slots, requests: Requests, keys_R: Array) -> SlotRequests:
-    """The table's rows that the slots hold."""
+    """Returns the requests that the slots hold."""
     row = jnp.minimum(slots.request, requests.context.shape[0] - 1)
     return SlotRequests(
         requests.context[row], requests.context_length[row], requests.max_new[row], keys_R[row]
@@ -257,10 +245,10 @@ def requests_of(slots: Slots, requests: Requests, keys_R: Array) -> SlotRequests
 def check_tables(
     contexts: Contexts, requests: Requests, key: Array, config: SamplerConfig
 ) -> Requests:
-    """The requests, with `max_new` clamped to the width of a result row.
+    """Checks the tables, and returns the requests with `max_new` clamped to the config's.
 
-    Raises ValueError, naming the field, if the tables' shapes disagree, TypeError if the key is not
-    a typed key.
+    Raises ValueError that names the field if shapes disagree, and TypeError if the key is not a
+    typed key.
     """
     check_key(key)
     if contexts.tokens.ndim != 2 or contexts.lengths.shape != contexts.tokens.shape[:1]:
@@ -288,24 +276,25 @@ def sample(
     key: Array,
     config: SamplerConfig,
 ) -> Samples:
-    """Draws every request of the table.
+    """Draws every request of the table, in table order.
 
     Compiles once per (decoder, config, capacities); the numbers of contexts and requests in use may
-    change freely. For fixed slots, a request's tokens depend bit for bit only on (key, visit,
-    sample_index), its context and the weights: not on its place in the table or on other requests
-    (with `tail_slots` up to rounding). Requests are taken in table order.
+    change. For a fixed number of slots, a request's tokens depend bit for bit only on (key, visit,
+    sample_index), its context and the weights, not on other requests (with `tail_slots`, up to
+    rounding).
 
     Args:
-      decoder: the policy (static). params: its weights, before `prepare`.
-      contexts: prompts, or prompts with prefixes. requests: samples to draw; every `context_length`
-        must be between 1 and its context's length (`tables.build_requests` checks), every `max_new`
-        at most `config.max_new` (checked here in a host table; clamped in one that is on a device
-        or traced).
-      key: typed PRNG key of the run, not of a step.
+      decoder: the policy; static.
+      params: its weights, before `prepare`.
+      contexts: prompts, or prompts with prefixes.
+      requests: samples to draw. Every `context_length` must be between 1 and its context's length
+        (`tables.build_requests` checks this), and every `max_new` at most `config.max_new` (checked
+        in NumPy tables, clamped in others).
+      key: typed PRNG key of the run, the same in every step.
       config: static settings.
 
     Returns:
-      Samples, row r for request r.
+      `Samples`, in which row r belongs to request r.
 
     Raises:
       ValueError: shapes disagree, or a request's `max_new` is above the config's.
@@ -324,9 +313,9 @@ def begin(
     *,
     config: SamplerConfig,
 ) -> tuple[Fixed, Decoding]:
-    """Prepares weights, prefills contexts and fills slots: `sample` up to its first decode step.
+    """Prepares weights, prefills contexts and fills slots: `sample` before its first decode step.
 
-    Args, raises: as `sample`.
+    Args, Raises: as `sample`.
     """
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
@@ -359,10 +348,7 @@ def decode_steps(
     config: SamplerConfig,
     limit: Array | None = None,
 ) -> Decoding:
-    """Makes at most `limit` decode steps, or all (None). Tokens do not depend on it.
-
-    The samples are complete when all requests have ended.
-    """
+    """Makes at most `limit` decode steps, or all if None. Tokens do not depend on `limit`."""
     requests = fixed.requests
     capacity = fixed.requests.context.shape[0]
 

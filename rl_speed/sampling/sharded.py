@@ -1,5 +1,5 @@
-"""The samplers on a mesh: every (`data`, `fsdp`) shard runs its own slots over its own table and
-stops when it is done.
+"""The samplers on a mesh: every (`data`, `fsdp`) shard runs its own slots on its own table, and
+stops independently of the others.
 """
 
 import functools
@@ -28,8 +28,8 @@ from rl_speed.sampling.types import (
 
 
 def per_shard(function, params, tables, key: Array, mesh: Mesh):
-    """Runs function(params, tables of one shard, key) in each shard; `tables` and results have
-    shards on axis 0.
+    """Runs `function(params, tables, key)` in each shard; `tables` and results have shards on axis
+    0, which the function does not see.
 
     Loop lengths differ between shards, so the function must not communicate over the manual axes
     (`mesh.own_axes`).
@@ -63,20 +63,20 @@ def sample_sharded(
     config: SamplerConfig,
     mesh: Mesh,
 ) -> Samples:
-    """`sample`, one table per shard.
+    """Runs `sample` on each shard's table.
 
     Args:
-      contexts, requests: as for `sample`, every leaf with a leading axis of length data x fsdp; a
-        request names contexts of its own shard.
-      params: weights under any sharding. They are gathered over `data` and `fsdp` once, at entry;
-        the partitioner handles `tensor`.
-      key: the same on all shards: a request's randomness does not depend on its shard.
+      contexts, requests: as for `sample`, with shards on axis 0 of every leaf (data x fsdp of
+        them). A request's context is in its own shard.
+      params: weights under any sharding. They are gathered over `data` and `fsdp` once, at the
+        start; the partitioner handles `tensor`.
+      key: the same on all shards, so that a request's randomness does not depend on its shard.
       config: `slots` is per shard.
 
     Returns:
-      Samples with the same leading axis.
+      `Samples` with shards on axis 0.
 
-    Raises ValueError and TypeError as `sample`.
+    Raises: as `sample`.
     """
     return per_shard(
         lambda params, tables, key: sample(decoder, params, *tables, key, config),
@@ -98,10 +98,10 @@ def begin_sharded(
     config: SamplerConfig,
     mesh: Mesh,
 ) -> tuple[Fixed, Decoding]:
-    """`sample_sharded` up to its first decode step, for a host that checks the call between parts.
+    """Runs `sample_sharded` up to its first decode step, so that the host can act between steps.
 
-    `advance_sharded` makes decode steps; the samples are bit for bit the same. Not for several
-    devices on `tensor`: the partitioner's split of an empty cache is not specified.
+    `advance_sharded` makes the decode steps; the samples are bit for bit the same. `tensor` must
+    have size 1, because it is not specified how the partitioner splits an empty cache.
     """
 
     def start(params, tables, key):
@@ -118,7 +118,7 @@ def advance_sharded(
 ) -> tuple[Decoding, Array]:
     """Makes at most `steps` decode steps in each shard; one program serves all values of `steps`.
 
-    Returns (state, requests that have ended i32[shards]). Donates `state`.
+    Returns (state, number of requests that have ended, i32[shards]). Donates `state`.
     """
 
     def advance(_, tables, steps):
@@ -146,21 +146,22 @@ def sample_adaptive_sharded(
     config: SamplerConfig,
     mesh: Mesh,
 ) -> tuple[AdaptiveSamples, Counts]:
-    """`sample_adaptive`, one table of candidates per shard.
+    """Runs `sample_adaptive` on each shard's candidates.
 
     Args:
-      prompts: as for `sample_adaptive`, every leaf with a leading axis of length data x fsdp. If
-        they are assigned by visit, the training data do not depend on timing.
-      target: groups per shard. config: `slots` and `context_pool` are per shard.
-      verify: as for `sample_adaptive`; every shard calls a `HostVerify`, one at a time, and it
-        needs `tensor` of size 1.
+      prompts: as for `sample_adaptive`, with shards on axis 0 of every leaf (data x fsdp of them).
+        If prompts are assigned to shards by visit, the training data do not depend on timing.
+      target: groups per shard.
+      verify: as for `sample_adaptive`. Shards call a `HostVerify` one at a time; it needs `tensor`
+        of size 1.
+      config: `slots` and `context_pool` are per shard.
 
     Returns:
-      (samples, counts) with the same leading axis.
+      (samples, counts) with shards on axis 0.
 
     Raises:
-      ValueError: as `sample_adaptive`, or a `HostVerify` cannot run. TypeError: as
-        `sample_adaptive`. VerifierError: a `HostVerify` failed.
+      ValueError: as `sample_adaptive`, or a `HostVerify` cannot run on this mesh.
+      TypeError, VerifierError: as `sample_adaptive`.
     """
 
     def draw(params, prompts, key):

@@ -12,11 +12,13 @@ from rl_speed.sampling.types import Contexts, Prefixes, Prompts, Requests, Sampl
 def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> Contexts:
     """Pads ragged token ids to i32[capacity, length].
 
-    Raises ValueError naming a context that is empty or too long, or if there are more than
-    `capacity`.
+    Raises ValueError if there are more than `capacity` contexts, or if one is empty or too long,
+    which the message names.
     """
     if len(tokens) > capacity:
-        raise ValueError(f"{len(tokens)} contexts exceed the pool's capacity of {capacity}")
+        raise ValueError(
+            f"{len(tokens)} contexts exceed the pool's capacity of {capacity}; raise `capacity`"
+        )
     table = np.zeros((capacity, length), np.int32)
     lengths = np.ones((capacity,), np.int32)
     for row, ids in enumerate(tokens):
@@ -42,12 +44,13 @@ def build_prompts(
     """Pads candidates for `sample_adaptive` to `capacity` rows of `length` tokens.
 
     Args:
-      answer: a pytree of arrays with a row per candidate, padded with zeros.
-      prefixes: where samples start, with a row per candidate, padded with ones; `tokens` then holds
-        prompt and response.
+      tokens: token ids of each candidate; with `prefixes`, of its prompt and response.
+      visit, budget, estimate: one number per candidate; see `Prompts`.
+      answer: a pytree of arrays with a row per candidate; padded with zeros.
+      prefixes: see `Prefixes`, with a row per candidate; padded with ones.
 
-    Raises ValueError as `build_contexts`, and if `visit`, `budget`, `estimate` or an answer has
-    another number of rows.
+    Raises ValueError as `build_contexts`, and if an argument has another number of rows than there
+    are candidates.
     """
     contexts = build_contexts(tokens, capacity, length)
     count = len(tokens)
@@ -57,12 +60,12 @@ def build_prompts(
         if values.dtype.kind in "USO":
             raise ValueError(
                 f"{name} must consist of arrays of numbers, a row for each of the {count} "
-                f"candidates; got {values.ravel()[:1].tolist()} of dtype {values.dtype}. Text "
-                "travels as token ids, or as bytes (UTF-8, zeros behind them)"
+                f"candidates; got {values.ravel()[:1].tolist()} of dtype {values.dtype}. Encode "
+                "text as token ids, or as UTF-8 bytes padded with zeros"
             )
         if values.shape[:1] != (count,):
             hint = (
-                " of an item (of a list every item is an array of its own: give one np.array)"
+                " of an item (each item of a list counts as an array: give one np.array)"
                 if values.ndim == 0
                 else ""
             )
@@ -98,18 +101,20 @@ def build_requests(
 ) -> Requests:
     """Pads a request table to `capacity` rows.
 
-    By default a request starts from its whole context.
-
     Args:
-      config: of the sampler that will serve the table; bounds `max_new`. Without it the samplers
-        check the bound.
+      context, visit, sample_index, max_new: see `Requests`.
+      context_length: see `Requests`; None starts requests from their whole contexts.
+      config: config of the sampler that will draw the requests, to check `max_new`. With None, the
+        sampler checks it.
 
-    Raises ValueError naming a row whose context, context_length or max_new is out of range, or if
-    there are more rows than `capacity`.
+    Raises ValueError if there are more rows than `capacity`, or if a row's context, context_length
+    or max_new is out of range, which the message names.
     """
     count = len(context)
     if count > capacity:
-        raise ValueError(f"{count} requests exceed the table's capacity of {capacity}")
+        raise ValueError(
+            f"{count} requests exceed the table's capacity of {capacity}; raise `capacity`"
+        )
     columns = {"context": np.asarray(context, np.int64).reshape(count)}
     index = columns["context"]
     bad = np.flatnonzero((index < 0) | (index >= int(contexts.count)))
@@ -122,7 +127,8 @@ def build_requests(
     bad = np.flatnonzero((start < 1) | (start > whole))
     if bad.size:
         raise ValueError(
-            f"request {bad[0]} starts from {start[bad[0]]} tokens of a context of {whole[bad[0]]}"
+            f"request {bad[0]} starts from {start[bad[0]]} tokens of a context of {whole[bad[0]]}; "
+            "context_length must be between 1 and the context's length"
         )
     limit = np.broadcast_to(np.asarray(max_new, np.int64), (count,))
     bad = np.flatnonzero(limit < 1)

@@ -14,13 +14,16 @@ from flax import struct
 
 Array = jax.Array
 
-# With fewer rows XLA on CPUs multiplies in another order. From here on a narrower batch of a policy
-# 256 wide drew the same log-probs, bit for bit (JAX 0.10.2; not at width 128).
+# Narrowest batch of `halved`: with fewer rows XLA on CPUs sums products in another order. At this
+# width and above, a policy of width 256 gave the same log-probs bit for bit (JAX 0.10.2; not one of
+# width 128).
 NARROWEST_TAIL = 16
 
 
 def halved(slots: int) -> tuple[int, ...]:
-    """Half of the slots, a quarter, ..., down to NARROWEST_TAIL: for `SamplerConfig.tail_slots`."""
+    """Returns half of the slots, a quarter, ..., down to NARROWEST_TAIL, for
+    `SamplerConfig.tail_slots`.
+    """
     widths = []
     while (slots := slots // 2) >= NARROWEST_TAIL:
         widths.append(slots)
@@ -29,11 +32,11 @@ def halved(slots: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A policy as the sampler uses it: pure functions, hashable, a static argument of jit.
+    """A policy as the sampler calls it: pure functions. Hashable, a static argument of jit.
 
     Build it once: functions equal only themselves, so a `Decoder` made again from the same lambdas
-    or closures recompiles every sampler. The types of results are checked when traced (TypeError,
-    naming the function); `check_decoder` checks that they compute the policy.
+    or closures recompiles every sampler. Tracing checks the types of results (a TypeError names the
+    function); `check_decoder` checks their values.
 
     Attributes:
       prefill: (params, tokens i32[C, L], lengths i32[C]) -> (context_kv, last_hidden [C, D],
@@ -44,17 +47,17 @@ class Decoder:
         suffix_length i32[S], active bool[S]) -> (logits [S, V], cache). Row s feeds `token[s]` at
         position `context_length[s] + suffix_length[s]`. It attends to the first `context_length[s]`
         tokens of its context, the `suffix_length[s]` tokens that its row has fed before, and
-        itself. A request first feeds the last token of its context again: `context_length` here is
-        one less than the tokens it starts from. A new request starts at `suffix_length == 0` in a
-        cache that still holds the row's last request, which must be masked. Inactive rows may
-        return anything. A row's result must not depend on other rows. Logits may have any float
-        dtype; tokens are drawn in float32. A token with logit -inf is never drawn. A row with NaN,
-        with +inf or with only -inf has no distribution: its request ends there
-        (`Samples.nonfinite`).
-      prepare: params -> the `params` of the three functions; run once per call (cast, unstacked
-        copies).
-      narrow: params -> params, before they are gathered on each shard of a mesh: a cast reduces the
-        transfer.
+        `token[s]` itself. A request first feeds the last token of its context again:
+        `context_length` here is one less than the number of tokens it starts from. A new request
+        has `suffix_length == 0`; the cache still holds the row's previous request, which must be
+        masked. Results of inactive rows are ignored. A row's result must not depend on other rows.
+        Logits may have any float dtype; tokens are drawn in float32. A token with logit -inf is
+        never drawn. A row with NaN, with +inf or with only -inf has no distribution, which ends its
+        request (`Samples.nonfinite`).
+      prepare: params -> the `params` of the three functions, such as cast or unstacked copies; run
+        once per call of a sampler.
+      narrow: params -> params, applied before they are gathered on each shard of a mesh: a cast
+        reduces the transfer.
     """
 
     prefill: Callable[..., Any]
@@ -69,22 +72,22 @@ class SamplerConfig:
     """Static settings of the sampler.
 
     Attributes:
-      slots: rows that decode together. More slots cost less a token if the time of a step grows
-        slowly with rows (accelerators); on a CPU a policy with dense attention may be faster with
+      slots: rows that decode together. On accelerators more slots make a token cheaper, because a
+        decode step's time grows slowly with rows; on a CPU, dense attention may be faster with
         fewer.
       max_new: capacity of a response in tokens, including the end token.
-      temperature: softmax temperature; 0 is greedy (log-probs are then those of temperature 1).
+      temperature: softmax temperature; 0 is greedy, with log-probs at temperature 1.
       top_k: keep the k most likely tokens; 0 keeps all.
       top_p: keep the smallest set of tokens whose mass reaches top_p; 1 keeps all.
       end_tokens: ids that end a response, which includes them.
-      prefill_chunk: contexts prefilled together; 0 prefills the pool in one piece. With chunks,
-        unused contexts cost nothing.
-      context_pool: `sample_adaptive`: contexts whose KV exists at once; 0: those of all candidates.
-        Fewer are refilled inside the loop as prompts are decided.
-      tail_slots: `sample`: narrower batches, descending, for the last requests: the loop continues
-        with that many rows when no more are busy and no request waits. Each compiles its own decode
-        program. They pay if a step's time grows with its rows, as on CPUs (`halved`); accelerators
-        read all weights in any case. Tokens agree between widths up to rounding.
+      prefill_chunk: contexts prefilled together; 0 prefills all of them at once. With chunks,
+        chunks without a context in use are skipped.
+      context_pool: for `sample_adaptive`, number of contexts whose KV is held; 0: all candidates. A
+        smaller pool is refilled inside the loop as prompts are decided.
+      tail_slots: for `sample`, descending numbers of rows for the last requests: when no request
+        waits and no more than that many slots are busy, the loop continues with that many rows.
+        Each compiles its own decode program. It pays if a decode step's time grows with its rows,
+        as on CPUs (see `halved`), not on accelerators. Tokens agree between widths up to rounding.
     """
 
     slots: int
@@ -127,20 +130,18 @@ class SamplerConfig:
 
     @property
     def truncates(self) -> bool:
-        """Whether top-k or top-p removes tokens, so that samples do not follow the full
-        distribution.
-        """
+        """Whether top-k or top-p is on, so that samples do not follow the full distribution."""
         return self.top_k > 0 or self.top_p < 1
 
 
 @struct.dataclass
 class Contexts:
-    """Starts of samples: prompts, or prompts followed by part of a cached response.
+    """Contexts from which samples start: prompts, or prompts followed by part of a response.
 
     Attributes:
-      tokens: i32[C, L], right-padded (pad ids are never read).
+      tokens: i32[C, L], right-padded with any id.
       lengths: i32[C], tokens in use.
-      count: i32[], contexts in use; others are not prefilled (in whole chunks).
+      count: i32[], contexts in use. Chunks without any of them are not prefilled.
     """
 
     tokens: Array
@@ -150,18 +151,18 @@ class Contexts:
 
 @struct.dataclass
 class Requests:
-    """A table of samples to draw, of static capacity R and dynamic length `count`, served in table
-    order.
+    """A table of samples to draw, in this order, with static capacity R and dynamic length `count`.
 
     Attributes:
       context: i32[R], row of `Contexts`.
-      context_length: i32[R], context tokens that this sample starts from (at least 1): samples that
-        cut one cached response at different places share its prefill.
-      visit: i32[R], serial number of the prompt's departure from the stream.
-      sample_index: i32[R], index of the sample in that visit; (visit, sample_index) determines the
+      context_length: i32[R], number of context tokens that the sample starts from, at least 1.
+        Samples that start at different places of one response share its prefill.
+      visit: i32[R], serial number of the prompt's visit; a prompt's visit begins when the stream
+        gives the prompt out.
+      sample_index: i32[R], index of the sample in its visit; (visit, sample_index) determines the
         randomness.
-      max_new: i32[R], token limit of this sample, at most `SamplerConfig.max_new`. The samplers
-        reject larger values in NumPy tables, and clamp them in device tables.
+      max_new: i32[R], maximum new tokens, at most `SamplerConfig.max_new`. The samplers reject
+        larger values in NumPy tables and clamp them in device tables.
       count: i32[], rows in use.
     """
 
@@ -175,25 +176,24 @@ class Requests:
 
 @struct.dataclass
 class Samples:
-    """Result of `sample`, row r for request r; rows beyond `Requests.count` are zero.
+    """Result of `sample`: row r belongs to request r; rows from `Requests.count` on are zero.
 
     Attributes:
       tokens: i32[R, T], new tokens including the end token, zero after it.
-      lengths: i32[R], new tokens.
-      logprobs: f32[R, T], log-probs under the full tempered distribution, zero beyond the length.
-      kept_logmass: f32[R, T], log of the probability mass that top-k/top-p kept (0 without them).
-      truncated: bool[R], ended by its limit, not by an end token.
-      nonfinite: bool[R], ended by logits without a distribution (see `Decoder`). Tokens drawn
-        before, if any, are kept; none was drawn at that position. No verifier sees such a sample:
-        it counts as drawn and as wrong. Do not train on it: its recomputed log-probs are likely not
-        finite either.
-      start_step: i32[R], iteration of the decode loop at which a slot took the request; with
-        `lengths`, the schedule.
+      lengths: i32[R], number of new tokens.
+      logprobs: f32[R, T], log-probs under the full tempered distribution, zero past the length.
+      kept_logmass: f32[R, T], log of the probability mass that top-k and top-p keep; 0 without
+        them.
+      truncated: bool[R], whether the sample ended at its token limit, not with an end token.
+      nonfinite: bool[R], whether logits without a distribution ended the sample (see `Decoder`).
+        Tokens drawn before are kept. The verifier does not see such a sample; it counts as drawn
+        and as wrong. Do not train on it: its recomputed log-probs are likely not finite.
+      start_step: i32[R], iteration of the decode loop at which a slot took the request.
       decode_steps: i32[], iterations of the decode loop.
-      slot_steps: i32[], rows that decoded, summed over iterations.
+      slot_steps: i32[], busy rows, summed over iterations.
       queue_steps: i32[], iterations that began with requests waiting for a slot.
-      queue_slot_steps: i32[], rows that decoded, summed over those iterations.
-      room_steps: i32[], all rows (slots, fewer in the tail), summed over iterations.
+      queue_slot_steps: i32[], busy rows, summed over these iterations.
+      room_steps: i32[], all rows (`slots`, or fewer with `tail_slots`), summed over iterations.
     """
 
     tokens: Array
@@ -212,15 +212,15 @@ class Samples:
 
 @struct.dataclass
 class Prefixes:
-    """Starts of candidates' samples: the prompt is followed by a response, of which each sample
-    replays some tokens.
+    """Prefixes that samples replay: a candidate's prompt is followed by a response, and each sample
+    starts after some of its tokens.
 
     Attributes:
       prompt_length: i32[P], tokens of the prompt.
-      length: i32[P, N], tokens of the response that sample i starts with; at most `Prompts.lengths
-        - prompt_length`.
-      max_new: i32[P, N], tokens it may add, at least 1; both together at most
-        `SamplerConfig.max_new` (rejected or clamped, as `Requests.max_new`).
+      length: i32[P, N], response tokens that sample i replays; at most `Prompts.lengths -
+        prompt_length`.
+      max_new: i32[P, N], maximum new tokens, at least 1. `length + max_new` is at most
+        `SamplerConfig.max_new` (rejected or clamped as `Requests.max_new`).
     """
 
     prompt_length: Array
@@ -230,19 +230,20 @@ class Prefixes:
 
 @struct.dataclass
 class Prompts:
-    """Candidates for `sample_adaptive`, in launch order, of static capacity P and dynamic length
-    `count`.
+    """Candidate prompts for `sample_adaptive`, in launch order, with static capacity P and dynamic
+    length `count`.
 
     Attributes:
-      tokens: i32[P, L], right-padded. lengths: i32[P], tokens in use, at least 1.
-      visit: i32[P], serial number of the prompt's departure from the stream.
+      tokens: i32[P, L], right-padded.
+      lengths: i32[P], tokens in use, at least 1.
+      visit: i32[P], serial number of the prompt's visit; see `Requests`.
       answer: a pytree of arrays [P, ...] for `verify`.
       count: i32[], rows in use.
       budget: i32[P] or None, samples each prompt may have, for rules with budgets.
-      estimate: f32[P] or None, pass rates estimated before the visit; the objective uses them, the
-        sampler does not.
-      prefixes: where samples start; None: at the end of `tokens`. Responses are returned and
-        verified whole.
+      estimate: f32[P] or None, pass rates estimated before the visit. The objective uses them, not
+        the sampler.
+      prefixes: tokens that samples replay; None: samples start at the end of `tokens`. The verifier
+        and the result get whole responses, including the replayed tokens.
     """
 
     tokens: Array
@@ -260,21 +261,21 @@ class AdaptiveSamples(Samples):
     """Result of `sample_adaptive`: row p * N + i is sample i of candidate p, where N is the rule's
     `max_samples`.
 
-    The first `consumed` candidates were decided. The others count as not sampled (their rows are
-    zero unless the surplus is kept) and belong back into the stream.
+    The first `consumed` candidates were decided. The others count as not sampled: return them to
+    the stream. Their rows are zero, unless `surplus="keep"`.
 
-    Attributes (besides those of `Samples`; `queue_steps` counts iterations in which samples waited
-    for a slot):
+    Attributes (further ones as in `Samples`):
       rewards: f32[R], the verifier's rewards; 0 for `nonfinite` samples.
-      status: i32[P], COMPLETE, REJECTED, or OPEN if not decided.
-      selected: bool[P], the selected groups: the first `target` complete ones in launch order.
-      consumed: i32[], candidates used up.
-      missing: i32[], groups short of the target because the candidates ran out.
-      wasted_tokens: i32[], tokens drawn for candidates after `consumed`.
+      status: i32[P], COMPLETE, REJECTED, or OPEN if undecided.
+      selected: bool[P], whether the group is one of the first `target` complete ones in launch
+        order.
+      consumed: i32[], number of candidates used up.
+      missing: i32[], number of groups short of the target because the candidates ran out.
+      wasted_tokens: i32[], tokens drawn for candidates after the first `consumed`.
       head_of_line_steps: i32[], iterations in which enough groups were complete but an earlier
         candidate was undecided.
-      prefix: i32[R], replayed tokens at the start of each response: in `tokens` and `lengths`, with
-        log-prob 0. None without `Prompts.prefixes`.
+      prefix: i32[R], replayed tokens at the start of each response. `tokens` and `lengths` include
+        them, with log-prob 0. None without `Prompts.prefixes`.
     """
 
     rewards: Array
@@ -292,9 +293,11 @@ class Counts:
     """Counts of each prompt's samples: i32[P] each.
 
     Attributes:
-      launched: samples started. done: samples finished and scored. positive: correct ones of these.
+      launched: samples started.
+      done: samples finished and scored.
+      positive: correct samples among `done`.
       varied: bool[P], whether the trained rewards of finished samples differ. None if they are
-        unknown: inside the compiled loop, and in simulations of correctness.
+        unknown, as in the compiled loop and in simulations.
     """
 
     launched: Array
@@ -307,7 +310,7 @@ class Counts:
 OPEN = 0
 COMPLETE = 1
 REJECTED = 2
-# Values of RuleState.phase. An accepted prompt stays accepted, whatever its later samples are.
+# Values of RuleState.phase. Later samples do not change the phase of an accepted prompt.
 SCREENING = 0
 ACCEPTED = 1
 CLOSED = 2
@@ -315,8 +318,11 @@ CLOSED = 2
 
 @struct.dataclass
 class Decision:
-    """A rule's decision: `want` i32[P], samples to have launched in all; `status` i32[P], OPEN,
-    COMPLETE or REJECTED.
+    """A rule's decision for each prompt.
+
+    Attributes:
+      want: i32[P], total samples to launch, including those launched before.
+      status: i32[P], OPEN, COMPLETE or REJECTED.
     """
 
     want: Array
@@ -328,9 +334,9 @@ class RuleState:
     """A rule's state for each prompt: i32[P] each.
 
     Attributes:
-      phase: SCREENING, ACCEPTED (continuing) or CLOSED.
-      round: rounds of sampling requested so far.
-      budget: samples this prompt may have in all.
+      phase: SCREENING, ACCEPTED (it gets its remaining samples) or CLOSED (decided).
+      round: index of the current round of samples, from 0.
+      budget: maximum samples of this prompt.
     """
 
     phase: Array

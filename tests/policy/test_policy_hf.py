@@ -359,7 +359,7 @@ def test_nothing_but_a_model_is_replaced(params, saved, tmp_path):
     thesis.mkdir()
     (thesis / "a.txt").write_text("years of work")
     with pytest.raises(
-        ValueError, match="holds other things than a model, which saving one there would delete"
+        ValueError, match="holds other files than a model's, and saving a model there would delete"
     ):
         save_hf(thesis, params, config)
     assert (thesis / "a.txt").read_text() == "years of work"
@@ -372,7 +372,7 @@ def test_nothing_but_a_model_is_replaced(params, saved, tmp_path):
     (tmp_path / "trained" / "checkpoint-500").mkdir()
     for folder in ("run", "trained"):
         before = sorted(tmp_path.glob(f"{folder}/**/*"))
-        with pytest.raises(ValueError, match=f"{folder} holds other things than a model"):
+        with pytest.raises(ValueError, match=f"{folder} holds other files than a model's"):
             save_hf(tmp_path / folder, params, config)
         assert sorted(tmp_path.glob(f"{folder}/**/*")) == before
     link = tmp_path / "link"

@@ -94,7 +94,7 @@ FAULTS = {
     "tenant stays": ("tenant", "Tenant not replaced"),
     "one token too many": ("position", "Position off by one.*seen twice"),
     "one token too few": ("position", "Position off by one.*does not see the last"),
-    "suffix unseen": ("position", "does not see token 0 of those it has fed before"),
+    "suffix unseen": ("position", "does not see token 0 of the tokens that it fed before"),
     "context length ignored": ("context_length", "Context length ignored"),
     "context is the row's": ("context", "Wrong context"),
     "rows mixed": ("rows", "Rows are not independent"),

@@ -197,10 +197,10 @@ def test_a_turn_that_is_closed_by_no_end_token_is_told(qwen, template, tmp_path,
         ({"messages": [USER, {**FOUR, "tool_calls": [{}]}]}, "has 'tool_calls', which is not read"),
         ({"messages": [USER, {**FOUR, "weight": 0}]}, "has 'weight', which is not read"),
         ({"messages": [USER, FOUR], "tools": [{}]}, "'tools' are not read"),
-        ({"messages": [FOUR, USER]}, "turn 1 is the assistant's: there is no prompt"),
+        ({"messages": [FOUR, USER]}, "turn 1 is the assistant's, but a prompt must come"),
         (
             {"messages": [{**USER, "content": "<|im_end|>"}, FOUR]},
-            r"turn 1 \(user\) holds the text of the special token '<\|im_end\|>'",
+            r"turn 1 \(user\) contains the special token '<\|im_end\|>', .*; remove it",
         ),
         ({"prompt": [USER], "completion": "4"}, "must both be turns, or both text"),
         ({"prompt": [USER], "completion": [AGAIN]}, "'completion' has no turn of the assistant"),
@@ -221,7 +221,9 @@ def test_templates_that_cannot_be_learned_from_are_refused(qwen, template, tmp_p
     row = {"messages": [USER, FOUR, AGAIN, SIX]}
     # Thoughts of earlier turns are left out, as Qwen3 does.
     template(UNMARKED.replace("assistant\n{{", "assistant\n{% if loop.last %}Hm. {% endif %}{{"))
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: turn 2: .* mark it in the template"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: turn 2: .* Mark the assistant's text in the template"
+    ):
         read(tmp_path, qwen, row)
     (last,), _ = read(tmp_path, qwen, {"messages": [USER, FOUR]})
     assert learned(qwen, last)[1] == ["Hm. So 4.<|im_end|>"]
