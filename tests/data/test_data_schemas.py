@@ -383,14 +383,17 @@ def test_fields_that_are_named():
 @pytest.mark.parametrize(
     "item,reason",
     [
-        ({"problem": "q", "answer": "proof"}, "'answer' holds no answer but 'proof'"),
-        ({"problem": "q", "answer": "notfound"}, "holds no answer"),
+        (
+            {"problem": "q", "answer": "proof"},
+            "'answer' is 'proof', which is not an answer; leave this",
+        ),
+        ({"problem": "q", "answer": "notfound"}, "is not an answer"),
         ({"problem": "q", "answer": " "}, "'answer' is empty"),
         ({"problem": "q", "answer": {"a": 1}}, "must be text, a number or a list"),
         ({"problem": "q", "answer": float("nan")}, "must be text, a number or a list"),
         ({"problem": "q", "final_answer": []}, "'final_answer' is an empty list"),
         ({"problem": "q", "solution": "We prove it thus. The end."}, "and no box in a solution"),
-        ({"problem": "q", "answer": "$ $"}, "holds no answer but"),
+        ({"problem": "q", "answer": "$ $"}, "is not an answer"),
         ({"problem": "half of \ud83d", "answer": "1"}, "'problem' is not Unicode text"),
         ({"problem": 7, "answer": "1"}, "no text under 'problem', but 7"),
         (
@@ -401,7 +404,7 @@ def test_fields_that_are_named():
             r"must hold one user turn, and perhaps a system turn; it holds \['user', 'assistant'\]",
         ),
         ({"prompt": [], "answer": "1"}, "must hold one user turn"),
-        ({"prompt": '[{"role": "user"', "answer": "1"}, "'prompt' looks like JSON, and is not"),
+        ({"prompt": '[{"role": "user"', "answer": "1"}, "'prompt' looks like JSON but cannot"),
         (
             {
                 "prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
@@ -409,8 +412,8 @@ def test_fields_that_are_named():
             },
             r"'prompt': turn 1 \(user\) has a part of type 'image_url'",
         ),
-        ({"prompt": [{"content": "a"}], "answer": "1"}, "'prompt': turn 1 has no role"),
-        ({"prompt": ["a", "b"], "answer": "1"}, "turn 1 is no object with role and content"),
+        ({"prompt": [{"content": "a"}], "answer": "1"}, "'prompt': turn 1 needs a role"),
+        ({"prompt": ["a", "b"], "answer": "1"}, "turn 1 must be an object with role and content"),
         ({"question": "a\0b", "answer": "1"}, "'question' holds a NUL character, at 1"),
         ({"prompt": "q", "reward_model": '{"ground_truth": '}, "'reward_model' looks like JSON"),
     ],
