@@ -367,7 +367,7 @@ def test_fields_that_are_named():
     with pytest.raises(
         DataError,
         match=(
-            r"no 'q\.txt', which config\.data\.question_field names; it has \['answer', .*'q\.text'"
+            r"config\.data\.question_field names 'q\.txt', .*; the row has \['answer', .*'q\.text'"
         ),
     ):
         to_row(item, "f:1", Fields("q.txt"))
@@ -395,7 +395,7 @@ def test_fields_that_are_named():
         ({"problem": "q", "solution": "We prove it thus. The end."}, "and no box in a solution"),
         ({"problem": "q", "answer": "$ $"}, "is not an answer"),
         ({"problem": "half of \ud83d", "answer": "1"}, "'problem' is not Unicode text"),
-        ({"problem": 7, "answer": "1"}, "no text under 'problem', but 7"),
+        ({"problem": 7, "answer": "1"}, "the question 'problem' must be text, got 7"),
         (
             {
                 "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
@@ -482,7 +482,8 @@ def test_cells_that_spell_no_value_are_no_answers(tmp_path, ending, between, nul
     fields = Fields(answer="" if name == "answer" else name)
     rows, report = load_rows(path, "skip", fields)
     assert [(row.question, row.answer) for row in rows] == [("a", "1")] and report.bad == 2
-    assert f"d.{ending}:3: no '{name}'" in report.reasons[0]
+    reason = "no 'answer'" if name == "answer" else "config.data.answer_field names 'gold', which"
+    assert f"d.{ending}:3: {reason}" in report.reasons[0]
     # Text in other columns is text, and so are the same words in files that have a null.
     named = Fields("question+choice", fields.answer)
     assert load_rows(path, "skip", named)[0][0].question == "a\nNone"
