@@ -1,8 +1,8 @@
-r"""Reads an answer before any mathematics: the last box of a text, one normal form for the many
-ways to write a number, and whether a parser reads all of it.
+r"""Extracts and normalizes answers: finds the last box of a text, rewrites the many spellings of a
+number into one normal form, and detects text that a parser would read only in part.
 
-Gold answers (`data/gold.py`) and responses (`rewards/grading.py`) go through the same stages.
-Standard library only: the workers that verify responses import it.
+`rewards/grading.py` applies the same stages to gold answers and responses; `data/gold.py` uses some
+of them. Standard library only: the workers that verify responses import it.
 """
 
 import itertools
@@ -17,8 +17,8 @@ _BRACELESS = re.compile(
     r"[-+]?\d*\.?\d+(?:[.,/]?\d+)*|[-+]?\\[dt]?frac\s*(?:\d\s*|\{[^{}]*\}\s*){2}"
     r"|[-+]?\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s\\{}$]|"
 )
-# It ends at the end of the formula, the line or the sentence, or before prose. Anything else
-# belongs to it, up to one of the first three.
+# Such a box ends at the end of the formula, line or sentence, or before prose. Any other text
+# belongs to the box, up to the end of the formula, line or sentence.
 _BRACELESS_END = re.compile(
     r"\s*(?:$|\n|\$|\\[)\]]|[.;](?=\s|$)|,\s+[a-z]{2,})|\s+(?P<word>[a-z]{2,})\b"
 )
@@ -30,7 +30,7 @@ _BETWEEN_PARTS = re.compile(rf"{_GAP}(?:[A-Za-z]+ +(?:and|or){_GAP})?(?:[A-Za-z]
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Index of the brace that closes the one opened just before `start`; None if none does."""
+    """Returns the index of the brace that closes the one opened just before `start`, or None."""
     depth = 1
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -40,11 +40,11 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""Content of the last \boxed{...}, \fbox{...} or \boxed 7 of a text; None if it has no box.
+    r"""Returns the content of the last \boxed{...}, \fbox{...} or \boxed 7; None without a box.
 
-    Boxes separated only by a comma, "and" or the like are parts of one answer, joined by commas. A
-    box and its correction ("\boxed{1}, no: \boxed{2}") are not. A last box that is not closed or
-    has no readable content means no answer: an earlier box is not the final answer.
+    Boxes separated only by a comma, "and" or the like are parts of one answer; commas join them. A
+    box and its correction ("\boxed{1}, no: \boxed{2}") are two answers. If the last box is empty or
+    not closed, the result is None, even if an earlier box is complete.
     """
     parts: list[str] = []
     later = None
@@ -67,7 +67,7 @@ def last_box(text: str) -> str | None:
 
 
 def _braceless(text: str, start: int) -> int | None:
-    """Index of the end of a box without braces; None if the box is empty."""
+    """Returns the index of the end of a box without braces; None if the box is empty."""
     end = _BRACELESS.match(text, start).end()
     ended = _BRACELESS_END.match(text, end)
     if ended is None or ended["word"] in _CHANGES:
@@ -76,7 +76,7 @@ def _braceless(text: str, start: int) -> int | None:
 
 
 def bare(text: str) -> str:
-    r"""The text without a box, dollars, \( \) or \[ \] that enclose all of it."""
+    r"""Removes a box, dollars, \( \) or \[ \] that enclose the whole text."""
     before = None
     while text != before:
         before = text
@@ -137,8 +137,8 @@ _RAISED = {"<super>": "^", "<sub>": "_"}
 
 
 def _kind(c: str) -> str:
-    """The tag of a character's Unicode decomposition if it is a fraction, a superscript or a
-    subscript; "Cf" if the character is invisible; else "".
+    """Returns the Unicode decomposition tag of a fraction, superscript or subscript; "Cf" for an
+    invisible character; "" for any other.
     """
     kind = unicodedata.decomposition(c).partition(" ")[0]
     if kind in ("<fraction>", *_RAISED):
@@ -147,7 +147,7 @@ def _kind(c: str) -> str:
 
 
 def separators(text: str) -> str:
-    r"""Removes separators between thousands ("5,\!525", "1{,}234", "3_828"); "3{,}5" is 3.5."""
+    r"""Removes thousands separators ("5,\!525", "1{,}234", "3_828"); "3{,}5" becomes "3.5"."""
     text = re.sub(r"(?<=\d)(?:\{,\}|,\\!\s*)(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<![\w.])\d{1,3}(?:_\d{3})+(?!\d)", lambda m: m[0].replace("_", ""), text)
     return re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)
@@ -189,7 +189,7 @@ _TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def degrees(text: str) -> str:
-    r"""Removes degree signs; inside a sine or the like they become \pi/180."""
+    r"""Removes degree signs; in a text with a sine or the like, multiplies by \pi/180 instead."""
     if _TRIGONOMETRY.search(text):
         return re.sub(rf"(\d+(?:\.\d+)?){_CIRCLE}", r"\\frac{\1\\pi}{180}", text)
     return re.sub(
@@ -221,7 +221,7 @@ _MAGNITUDE = re.compile(
 
 
 def magnitudes(text: str) -> str:
-    r"""Writes 5 million and 5 \text{ million dollars} as digits; a dozen is 12."""
+    r"""Writes 5 million, 5 \text{ million dollars} and 2 dozen as digits."""
     before = None
     while text != before:
         before = text
@@ -237,7 +237,7 @@ def _in_digits(found: re.Match) -> str:
     return digits + (rf" \text{{{rest}}}" if rest else "")
 
 
-# Units even after letters, and without \text; one letter alone is a name.
+# Words that are units even after letters and without \text. One letter alone is a variable.
 _UNITS = frozenset(
     "mm cm dm km nm kg mg lb lbs oz ft yd mi mph kph kmh km/h m/s km/s ml mL cc sec secs min "
     "mins hr hrs hour hours minute minutes second seconds day days week weeks month months year "
@@ -284,7 +284,7 @@ _UNIT = re.compile(
 
 
 def units(text: str) -> str:
-    r"""Removes units and other counted things after a number: 5 \text{ cm}^2, 5 cm, 12 apples."""
+    r"""Removes units and counted nouns after a number: 5 \text{ cm}^2, 5 cm, 12 apples."""
     before = None
     while text != before:
         before = text
@@ -318,8 +318,8 @@ def _without_unit(found: re.Match) -> str:
 
 
 def thousands(text: str) -> str:
-    """Removes spaces between thousands, and commas that separate nothing else: in "1,234", not in
-    "(1,234)".
+    """Removes spaces and commas between thousands. Keeps commas that may separate parts of a list:
+    "1,234" becomes "1234", "(1,234)" is unchanged.
     """
     text = re.sub(r"(?<![\w.,^])\d{1,3}(?: \d{3})++(?![\d/])", _joined, text)
     text = re.sub(r"\.\d{3}(?: \d{3})+(?: \d{1,2})?(?![\d ])", _joined, text)
@@ -332,8 +332,8 @@ def thousands(text: str) -> str:
 
 
 def arguments(text: str) -> str:
-    r"""\frac{1}{21,000} without commas: in an argument they only separate thousands; a set has
-    \{.
+    r"""Removes thousands commas in a LaTeX argument: \frac{1}{21,000} gives \frac{1}{21000}. Set
+    braces \{...\} are unchanged.
     """
     return re.sub(r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", _joined, text)
 
@@ -399,9 +399,7 @@ _BARE_FRACTION = re.compile(
 
 
 def braced_fractions(text: str) -> str:
-    r"""Replaces \frac \pi4 by \frac{\pi}{4}: math-verify drops the former and reads the rest of an
-    answer as the answer.
-    """
+    r"""Replaces \frac \pi4 by \frac{\pi}{4}; math-verify ignores the form without braces."""
     return _BARE_FRACTION.sub(lambda m: rf"\{m[1]}{{{m[2] or m[4]}}}{{{m[3] or m[5]}}}", text)
 
 
@@ -421,7 +419,7 @@ _MIXED = re.compile(
 
 
 def mixed_numbers(text: str) -> str:
-    r"""Replaces 3 1/2 and 3\frac{1}{2} by \frac{7}{2}, if the fraction is below 1."""
+    r"""Replaces 3 1/2 and 3\frac{1}{2} by \frac{7}{2} if the fraction is between 0 and 1."""
 
     def fraction(m: re.Match) -> str:
         whole = int(m[1])
@@ -434,7 +432,7 @@ def mixed_numbers(text: str) -> str:
 
 
 def percent_of_fraction(text: str) -> str:
-    r"""Writes \frac{200}{3}\% as a product that the library can read."""
+    r"""Writes \frac{200}{3}\% as a product that math-verify can read."""
     return re.sub(
         r"(?<=[})])\\%", r" \\cdot 1\\%", re.sub(r"(\d+)/(\d+)\\%", r"\\frac{\1}{\2}\\%", text)
     )
@@ -460,7 +458,7 @@ STAGES = (
 )
 
 
-# Names of one unit each; the first is the one returned.
+# Spellings of each unit; `unit` returns the first of them.
 _SAME_UNITS = (
     "mm millimeter millimeters millimetre millimetres, "
     "cm centimeter centimeters centimetre centimetres, dm, nm, μm, m meter meters metre metres, "
@@ -484,9 +482,9 @@ _LAST_UNIT = re.compile(
 
 
 def unit(text: str) -> str | None:
-    r"""The unit of an answer in one spelling: "cm^2" of 5 square centimeters, "$" of \$5.
+    r"""Returns an answer's unit in one spelling: "cm^2" for 5 square centimeters, "$" for \$5.
 
-    None if no known unit is there: apples contradict nothing.
+    None if there is no unit or it is unknown. Grading compares units only if both are known.
     """
     for stage in STAGES[: STAGES.index(currency)]:
         text = stage(text)
@@ -499,7 +497,7 @@ def unit(text: str) -> str | None:
 
 
 def _one_spelling(tail: str) -> str | None:
-    """One spelling of a unit with powers, such as "m^2/s"; None if a word of it is unknown."""
+    """Returns a unit with powers in one spelling ("m^2/s"); None if it has an unknown word."""
     tail = re.sub(r"\\frac\{(.*)\}\{(.*)\}", r"\1/\2", tail)
     tail = re.sub(r"\\(?:text|cdot)|[{}]", " ", re.sub(r"\bper\b", "/", tail))
     parts: list[str] = []
@@ -518,7 +516,7 @@ def _one_spelling(tail: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """The form in which an answer is read and compared: all `STAGES` applied in order."""
+    """Returns the normal form of an answer: all `STAGES` applied in order."""
     for stage in STAGES:
         text = stage(text)
     return text.strip()
@@ -540,7 +538,7 @@ _PARTIAL_RES = {why: re.compile(pattern) for why, pattern in _PARTIAL.items()}
 
 
 def partial(text: str) -> str | None:
-    """Reason why a parser would read only part of a normal form; None if it may be tried."""
+    """Returns why a parser would read only part of a normal form; None if it would read all."""
     if not text:
         return "nothing"
     return next((why for why, found in _PARTIAL_RES.items() if found.search(text)), None)

@@ -1,5 +1,5 @@
-"""Choices by name: the words that a field allows, objects that words name, and the user's
-functions, "module:function". Standard library only.
+"""Configuration values given by name: fixed words, objects that a word names, and users' functions
+as "module:function". Standard library only.
 """
 
 import dataclasses
@@ -15,16 +15,15 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_function(name: str) -> bool:
-    """Whether the name has the form "module:function"."""
+    """Returns whether the name has the form "module:function"."""
     return _NAME.fullmatch(name) is not None
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Imports the function "module:function". Modules are also searched in the working directory.
+    """Imports the function "module:function", also from the working directory.
 
     Raises:
-      ValueError: importing the module raised an error, it has no such attribute, or that is not
-        callable.
+      ValueError: the import fails, the module has no such attribute, or it is not callable.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -37,23 +36,24 @@ def load_function(name: str) -> Callable[..., Any]:
         ) from error
     if not callable(target):
         raise ValueError(
-            f"the function {name!r} cannot be used: it is {target!r}, which cannot be called"
+            f"the function {name!r} cannot be used: it is {target!r}, which is not callable"
         )
     return target
 
 
 def named(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """known[name], or the function "module:function" (see `load_function`)."""
+    """Returns known[name], or imports the function "module:function" (see `load_function`)."""
     return load_function(name) if name not in known and is_function(name) else known[name]
 
 
 def one_of(
     *options: str | Mapping[str, Any], default: str | None = None, function: bool = False
 ) -> Any:
-    """A field whose value is one of these words; the default is the first, unless given.
+    """Declares a dataclass field whose value is one of some words.
 
     Args:
-      options: words, or tables with words as keys; keys added to a table later count.
+      options: words, or tables with words as keys. Keys added to a table later also count.
+      default: the default word; None: the first.
       function: whether a user's function, "module:function", is also allowed.
     """
     first = options[0] if isinstance(options[0], str) else next(iter(options[0]))
@@ -64,7 +64,7 @@ def one_of(
 
 
 def options_of(declared: dataclasses.Field) -> list[str]:
-    """The words that a field allows; empty if it is not declared by `one_of`."""
+    """Returns the words that a field allows; [] if it was not declared by `one_of`."""
     return [
         word
         for option in declared.metadata.get("options", ())
@@ -74,12 +74,12 @@ def options_of(declared: dataclasses.Field) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A field whose value is an object, such as a rule, which the command line names by a word.
+    """How a field gets an object, such as a rule, that the command line names by a word.
 
     Attributes:
-      table: word -> what it names: a class, or a function that returns the object.
-      make: (what the word names, the present object) -> the object.
-      change: (object, **fields) -> the object with other numbers.
+      table: maps a word to a class or to a function that returns the object.
+      make: (class or function, current object) -> new object.
+      change: (object, **fields) -> a copy with these fields changed.
     """
 
     table: Mapping[str, Callable[..., Any]]
@@ -87,10 +87,12 @@ class Choice:
     change: Callable[..., Any] = dataclasses.replace
 
     def of_word(self, field: str, word: str, present: Any) -> Any:
-        """The object that `word` names, or "module:name" of the user's; `present` if it is one.
+        """Returns the object for a word of `table` or a user's "module:name"; `present` if the word
+        already names it.
 
-        Raises ValueError that begins with the field: there is no such word, or the user's object
-        cannot be made.
+        Raises:
+          ValueError: the word is unknown, or the object cannot be made. The message begins with the
+            field.
         """
         if word not in self.table and not is_function(word):
             raise ValueError(
@@ -107,13 +109,13 @@ class Choice:
             raise ValueError(f"{field}={word!r}: {said}") from error
 
     def word_of(self, value: Any) -> str:
-        """The word that names this object: of `table`, or "module:name"."""
+        """Returns the word for an object: its key in `table`, else "module:name"."""
         kind = _kind_of(value)
         return next((word for word, known in self.table.items() if kind is known), word_of(value))
 
 
 def word_of(value: Any) -> str:
-    """ "module:name" of a class or a function, or of the class of an object."""
+    """Returns "module:name" of a class, of a function, or of an object's class."""
     kind = _kind_of(value)
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -128,7 +130,7 @@ def chosen(
     make: Callable[[Any, Any], Any],
     change: Callable[..., Any] = dataclasses.replace,
 ) -> Any:
-    """A field whose value is an object of a `Choice`."""
+    """Declares a dataclass field whose value is an object, set by `Choice(table, ...)`."""
     return dataclasses.field(
         default=default, metadata={"choice": Choice(table, make=make, change=change)}
     )

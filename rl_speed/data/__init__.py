@@ -1,5 +1,5 @@
-"""Prompt streams and task loaders. Imports no other part of rl_speed: encoders are passed in as
-functions.
+"""Loads data sets and embedded tasks, and streams their prompts. The package does not import the
+policy; encoders are arguments.
 """
 
 from rl_speed.data.chain import DEFAULT_SPEC

@@ -1,20 +1,20 @@
-"""The embedded task: running totals modulo 10, with a real frontier of difficulty.
+"""The embedded task "chain": running totals modulo 10, in classes of different difficulty.
 
 A question is an operator and digits, padded with dots to the longest question's width, "+3459....".
 Its answer is every running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10).
 Because of the dots, the digit that a step needs is always at the same distance. An operator is a
 table digit x digit -> digit that the policy has to memorize.
 
-The policy's knowledge comes from the demonstrations of the cold start. A step of these is wrong
-with the probability `noise` of the question's class: it writes the table entry's *misconception*,
-one fixed wrong digit, and the chain continues from that digit. So a policy that has learnt the
+The cold start trains the policy on demonstrations. A step of a demonstration is wrong with the
+probability `noise` of the question's class: it writes the table entry's *misconception*, one fixed
+wrong digit, and the chain continues from that digit. So a policy that has learnt the
 demonstrations gets each step correct with probability 1 - noise, and a question of n numbers with
 probability (1 - noise)^(n-1). A class that `rambles` stays unsolvable: its demonstrations are
-random digits without an end. This room's README.md says why the classes are as they are.
+random digits without an end token. README.md gives the reasons for the classes.
 
 Every question is a pure function of (spec, split, seed, index). A hash of the text separates the
 training side ("train", "demo") from the held-out side ("eval", "demo_eval") for any seed, size or
-class. "demo" and "demo_eval" are demonstrations to train and to measure the cold start with.
+class. The cold start trains on "demo" and is measured on "demo_eval".
 """
 
 import dataclasses
@@ -48,12 +48,12 @@ class ChainClass:
 
     Attributes:
       name: label for tables and plots.
-      operator: a key of `TABLES`, or several, "-~", of which each question takes one at random.
-      min_numbers, max_numbers: number of digits of a question, uniform, both ends included.
+      operator: keys of `TABLES`, such as "-~"; each question has one of them at random.
+      min_numbers, max_numbers: a question has this many digits, uniform, both bounds included.
       weight: share of the prompts, relative to the other classes.
       noise: probability that a step of a demonstration is wrong, in [0, 1).
       demonstrated: share of the demonstrations, relative to the other classes; 0: none.
-      rambles: if positive, a demonstration is this many random digits without an end.
+      rambles: if positive, a demonstration is this many random digits without an end token.
     """
 
     name: str
@@ -68,23 +68,23 @@ class ChainClass:
 
 @dataclasses.dataclass(frozen=True)
 class ChainSpec:
-    """A mixture of classes of questions."""
+    """A mixture of question classes."""
 
     classes: tuple[ChainClass, ...]
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of a prompt, "{question}=", one token per character."""
+        """Length of every prompt, "{question}=", with one token per character."""
         return self.width + 2
 
     @property
     def width(self) -> int:
-        """Digits of the longest question; shorter ones are padded with dots."""
+        """Number of digits of the longest question; dots pad shorter questions to it."""
         return max(c.max_numbers for c in self.classes)
 
     @property
     def max_response_tokens(self) -> int:
-        """Tokens of the longest correct answer with its end token, or of the longest rambling."""
+        """Length of the longest correct answer with its end token, or of the longest rambling."""
         return max(max(c.max_numbers, c.rambles) for c in self.classes)
 
 
@@ -110,24 +110,25 @@ DEFAULT_SPEC = ChainSpec(
 
 
 def misconception(operator: str, total: int, digit: int) -> int:
-    """The wrong digit that demonstrations write for a table entry, always the same."""
+    """Returns the fixed wrong digit that demonstrations write for a table entry."""
     shift = 1 + hashlib.blake2b(f"{operator}{total}{digit}".encode(), digest_size=8).digest()[0] % 9
     return (TABLES[operator](total, digit) + shift) % 10
 
 
 def digits_of(text: str) -> tuple[str, list[int]]:
-    """(operator, digits) of a question; raises ValueError for other text."""
+    """Parses a question into (operator, digits); raises ValueError for other text."""
     operator = text[:1]
     digits = text[1:].rstrip(FILL)
     if operator not in TABLES or len(digits) < 2 or not set(digits) <= set("0123456789"):
         raise ValueError(
-            f"not a question, an operator of {' '.join(TABLES)}, digits, then dots: {text!r}"
+            f"not a question: expected an operator of {' '.join(TABLES)}, at least two digits, "
+            f"then dots; got {text!r}"
         )
     return operator, [int(digit) for digit in digits]
 
 
 def answer(text: str) -> str:
-    """The correct answer to a question; raises ValueError for other text."""
+    """Returns the correct answer to a question; raises ValueError for other text."""
     operator, (total, *rest) = digits_of(text)
     written = []
     for digit in rest:
@@ -137,23 +138,22 @@ def answer(text: str) -> str:
 
 
 def held_out(text: str) -> bool:
-    """Whether a question is on the held-out side, by a hash of its text."""
+    """Returns whether a question is held out, by a hash of its text."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()[0] % EVAL_SHARE == 0
 
 
 def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestion:
-    """Question `index` of an endless split: its class by weight, its length and digits uniform."""
+    """Returns question `index` of an endless split: class by weight, length and digits uniform."""
     generator = generator_of(split, seed, index)
     row = _pick(generator, [c.weight for c in spec.classes])
     return _question(generator, spec, row, split, seed, index)
 
 
 def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQuestion]:
-    """A finite set of `size` distinct questions in mixed order. Classes have their exact shares, to
-    one question: with random shares the accuracy on two sets would differ by several points.
+    """Returns `size` distinct questions in random order; class counts are exact to one question.
 
     Raises:
-      ValueError: the classes have too few distinct questions.
+      ValueError: a class has too few distinct questions.
     """
     counts = exact_shares(np.array([c.weight for c in spec.classes], np.float64), size)
     seen: set[str] = set()
@@ -167,7 +167,7 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
         else:
             raise ValueError(
                 f"chain class {spec.classes[row].name!r} has too few distinct questions for its "
-                f"share of a {split} set of {size}: raise max_numbers or ask for fewer"
+                f"share of a {split} set of {size}: raise max_numbers or lower the size"
             )
         seen.add(item.text)
         result.append(item)
@@ -177,10 +177,10 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
 def demonstration(
     spec: ChainSpec, seed: int, index: int, split: str = "demo"
 ) -> tuple[str, str, bool]:
-    """Demonstration `index`: a question, the written response with the class's noise, and whether
-    an end token follows.
+    """Returns demonstration `index`: (question, response with the class's noise, whether an end
+    token follows).
 
-    Split "demo" shares the training side of the questions; "demo_eval" is held out.
+    Questions of split "demo" are on the training side, those of "demo_eval" are held out.
     """
     generator = generator_of(split, seed, index)
     cls = spec.classes[_pick(generator, [c.demonstrated for c in spec.classes])]
@@ -202,7 +202,7 @@ def to_prompt(
     encode: Callable[[str], list[int]],
     encode_answer: Callable[[str], list[int]],
 ) -> Prompt:
-    """The question as a prompt; `encode` applies the template, `encode_answer` does not."""
+    """Returns a question as a prompt; `encode` applies the template, `encode_answer` does not."""
     return Prompt(
         id=item.id,
         text=item.text,
@@ -220,18 +220,18 @@ def _seed(split: str) -> int:
 
 
 def generator_of(split: str, seed: int, index: int) -> np.random.Generator:
-    """The random generator of question or demonstration `index`."""
+    """Returns the random generator of question or demonstration `index`."""
     return np.random.default_rng([_seed(split), seed, index, 1])
 
 
 def set_order(split: str, seed: int, counts: np.ndarray) -> np.ndarray:
-    """The rows of a finite set, `counts[row]` times each, in mixed order."""
+    """Returns each row index `counts[row]` times, in random order: int[sum of counts]."""
     order = np.random.default_rng([_seed(split), seed])
     return order.permutation(np.repeat(np.arange(len(counts)), counts))
 
 
 def exact_shares(weights: np.ndarray, size: int) -> np.ndarray:
-    """Counts that sum to `size`, in proportion to weights [K], each to within one: int[K]."""
+    """Returns counts int[K] that sum to `size`, each within one of its share by weights f64[K]."""
     exact = weights / weights.sum() * size
     counts = np.floor(exact).astype(int)
     counts[np.argsort(counts - exact, kind="stable")[: size - counts.sum()]] += 1
@@ -256,7 +256,7 @@ def _text(generator: np.random.Generator, cls: ChainClass, width: int, held: boo
     operator = cls.operator
     if len(operator) > 1:
         operator = operator[generator.integers(len(operator))]
-    while True:  # ends: either side of the hash has questions of every length (tested)
+    while True:  # terminates: both sides of the hash have questions of every length (tested)
         digits = "".join(map(str, generator.integers(0, 10, numbers)))
         text = (operator + digits).ljust(1 + width, FILL)
         if held_out(text) == held:

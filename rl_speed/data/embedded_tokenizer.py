@@ -1,6 +1,4 @@
-"""Tokenizers of the embedded tasks: one token per character, made with `tokenizers`, kept as a
-Hugging Face directory.
-"""
+"""Tokenizers of the embedded tasks, with one token per character, as Hugging Face directories."""
 
 import json
 import os
@@ -10,25 +8,25 @@ from typing import Any
 
 PAD = "<|pad|>"
 END = "<|end|>"
-# The first two of every vocabulary.
+# Token ids of the first two entries of every vocabulary.
 PAD_ID = 0
 END_ID = 1
 
-# The prompt of a question: there is no chat template.
+# The prompt of a question. The embedded tasks have no chat template.
 TEMPLATE = "{question}="
 
 
 def embedded_directory(policy: str = "embedded") -> pathlib.Path:
-    """The Hugging Face directory of a shipped policy and its tokenizer."""
+    """Returns the Hugging Face directory of a shipped policy and its tokenizer."""
     return pathlib.Path(__file__).resolve().parent.parent / "assets" / policy
 
 
 def build_tokenizer(vocabulary: Sequence[str], longest: int) -> Any:
-    """A transformers tokenizer over a vocabulary, for sequences up to `longest` tokens.
+    """Builds a transformers tokenizer over a vocabulary, for sequences up to `longest` tokens.
 
-    It is a byte-level BPE without merges: transformers 5 opens the tokenizer of every "qwen2"
-    directory with its own Qwen2 pipeline, in which another kind would encode differently.
-    Characters outside the vocabulary vanish.
+    It drops characters outside the vocabulary. It is a byte-level BPE without merges, because
+    transformers 5 opens the tokenizer of every "qwen2" directory as a byte-level
+    BPE.
     """
     import tokenizers
     import transformers
@@ -50,7 +48,7 @@ def build_tokenizer(vocabulary: Sequence[str], longest: int) -> Any:
 
 
 def save_tokenizer(directory: str | os.PathLike, tokenizer: Any) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which AutoTokenizer opens without network."""
+    """Writes tokenizer.json and tokenizer_config.json, which AutoTokenizer opens offline."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(directory)

@@ -1,5 +1,5 @@
-"""Rows of one file, unchanged: JSON lines, JSON, CSV, Parquet or Arrow. Fields are not interpreted
-here.
+"""Reads the rows of one file (JSON lines, JSON, CSV, Parquet or Arrow) without interpreting their
+fields.
 """
 
 import csv
@@ -17,7 +17,7 @@ _ARROW_FILE = b"ARROW1"  # first bytes of the IPC file format; other files are I
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-# Spellings of a missing value in tables: the words that pandas reads as none.
+# Spellings of a missing value in CSV files, as pandas reads them.
 _NULLS = frozenset(
     "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan"
     "|null".split("|")
@@ -25,26 +25,28 @@ _NULLS = frozenset(
 
 
 class Cell(str):
-    """Text of a cell of a CSV or TSV file, which has no other way to write a value than as text."""
+    """The text of one cell of a CSV or TSV file."""
 
     @property
     def null(self) -> bool:
-        """Whether it is a spelling of no value."""
+        """Whether the text is blank or spells a missing value."""
         return not self.strip() or self.strip() in _NULLS
 
 
 class DataError(ValueError):
-    """A data file or row that cannot be used; the message names file and line."""
+    """Raised for a data file or row that cannot be used; the message has the file and the line."""
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """The value of a JSON file. Raises DataError with the file, and the line of a fault."""
+    """Returns the value of a JSON file; raises DataError with the file and the line of an error."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+        raise DataError(
+            f"{path}: not UTF-8 ({error.reason} at byte {error.start}); convert the file"
+        ) from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})"
@@ -52,7 +54,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def format_of(name: str) -> str:
-    """The format by a file's name (".jsonl", ...); "" if it cannot be read."""
+    """Returns a file's format by its name (".jsonl", ...); "" if the format is unknown."""
     name = name.lower()
     if name.endswith(_BINARY):
         return pathlib.PurePath(name).suffix
@@ -62,19 +64,20 @@ def format_of(name: str) -> str:
 
 
 def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value (or that line's DataError) of each row of a file.
+    """Yields (line, value) for each row of a file; the value of an unreadable row is a DataError.
 
     - .jsonl: one value per line.
-    - .json: an array; an object of columns, each an array, or an object {row: value} as pandas
-      writes it; an object that holds nothing but one array of objects, as {"data": [...]}; or a
-      value a line. "Line" is the row's number, from 1, but for the last.
-    - .csv, .tsv: the first line names the columns. Cells are text (`Cell`); an empty one is None.
-      "Line" is the first line of a row.
-    - .parquet, .arrow (both IPC formats): nested columns become dicts and lists. "Line" is the
-      row's number.
+    - .json: an array of rows; an object of columns, each an array or, as pandas writes it, an
+      object {row: value}; an object with only an array of objects, {"data": [...]}; or one value
+      per line.
+    - .csv, .tsv: the first line has the column names. Cells are text (`Cell`); an empty cell is
+      None.
+    - .parquet, .arrow (file or stream): nested columns become dicts and lists.
+
+    `line` is the row's number from 1; for .csv, .tsv and one value per line, the row's first line.
 
     Raises:
-      DataError: the name has no known format, or the content does not match it.
+      DataError: the name has an unknown format, or the content does not match the format.
     """
     form = format_of(path.name)
     if not form:
@@ -88,7 +91,7 @@ def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
 
 
 def _bytes(path: pathlib.Path) -> bytes:
-    """The content of a file, decompressed by its name's suffix."""
+    """Returns the content of a file, decompressed according to its suffix."""
     import pyarrow
 
     if path.stat().st_size == 0:
@@ -100,7 +103,9 @@ def _bytes(path: pathlib.Path) -> bytes:
         if not path.name.lower().endswith(_COMPRESSED):
             raise
         form = path.suffix[1:].replace("gz", "gzip")
-        raise DataError(f"{path}: not a whole {form} file ({error})") from None
+        raise DataError(
+            f"{path}: not a whole {form} file ({error}); copy or download it again"
+        ) from None
 
 
 # JSON.
@@ -125,7 +130,7 @@ def _json(path: pathlib.Path, data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _rows(whole: Any, path: pathlib.Path) -> list[Any]:
-    """The rows of a JSON document."""
+    """Returns the rows of a JSON document."""
     if isinstance(whole, list):
         return whole
     columns = whole if isinstance(whole, dict) else {}
@@ -141,7 +146,9 @@ def _rows(whole: Any, path: pathlib.Path) -> list[Any]:
         if len({len(column) for column in columns.values()}) == 1:
             return [dict(zip(columns, row)) for row in zip(*columns.values())]
         sizes = ", ".join(f"{key} {len(column)}" for key, column in list(columns.items())[:4])
-        raise DataError(f"{path}: columns of different lengths ({sizes})")
+        raise DataError(
+            f"{path}: columns of different lengths ({sizes}); a row needs a value in each column"
+        )
     raise DataError(
         f"{path}: expected a JSON array of rows, or an object of columns of one length; got "
         f"{type(whole).__name__}"
@@ -154,7 +161,7 @@ def _parse(raw: bytes) -> Any:
     except DataError as error:
         return error
     except UnicodeDecodeError as error:
-        return DataError(f"not UTF-8 ({error.reason} at byte {error.start})")
+        return DataError(f"not UTF-8 ({error.reason} at byte {error.start}); convert the file")
     except json.JSONDecodeError as error:
         return DataError(f"not JSON ({error.msg} at column {error.colno})")
     except (ValueError, RecursionError) as error:
@@ -170,7 +177,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _require_different(names: list[str], where: str = "") -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{where}the field {twice!r} is there twice")
+        raise DataError(f"{where}the field {twice!r} occurs twice; rename or remove one")
 
 
 # Tables.
@@ -181,7 +188,7 @@ def _table(path: pathlib.Path, data: bytes, delimiter: str) -> Iterator[tuple[in
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}:{line}: not UTF-8 ({error.reason})") from None
+        raise DataError(f"{path}:{line}: not UTF-8 ({error.reason}); convert the file") from None
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names: list[str] = []
@@ -192,7 +199,7 @@ def _table(path: pathlib.Path, data: bytes, delimiter: str) -> Iterator[tuple[in
                 names = [cell.strip() for cell in cells]
                 _require_different(names, f"{path}:{line}: ")
             elif cells and len(cells) != len(names):
-                yield line, DataError(f"{len(cells)} cells, and the first line names {len(names)}")
+                yield line, DataError(f"{len(cells)} cells, but the header has {len(names)}")
             elif cells:
                 yield line, {name: Cell(cell) if cell else None for name, cell in zip(names, cells)}
             line = reader.line_num + 1
@@ -213,7 +220,8 @@ def _arrow(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
                 yield line, row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: not a whole {form} file (after row {line}: {str(error).splitlines()[0]})"
+            f"{path}: not a whole {form} file (after row {line}: {str(error).splitlines()[0]}); "
+            "copy or download it again"
         ) from None
 
 

@@ -1,7 +1,4 @@
-r"""Gold answers: from the published form to the text that verifiers compare with.
-
-Nothing here judges mathematics.
-"""
+r"""Converts published gold answers to the text that verifiers compare responses with."""
 
 import math
 import re
@@ -20,24 +17,26 @@ from rl_speed.answers import (
 from rl_speed.data.files import DataError
 
 _INTEGER = re.compile(r"[-+]?\d+|[-+]?\d{1,3}(,\d{3})+|[-+]?\d+\.0+")
-# Text allowed between formulas in an answer that is a list of formulas.
+# Text that may separate the formulas of one answer.
 _LIST = re.compile(r"(?:[\s,;.]|and|or)*")
 # Answers that mean "there is none" in NuminaMath and its descendants.
 NO_ANSWER = ("proof", "notfound", "not found")
 
 
 def answer_text(value: Any, field: str) -> str:
-    r"""A row's answer as text.
+    r"""Returns a row's answer as text, with formatting removed by `plain`.
 
-    A list is joined by commas (the parts of OlympiadBench's final_answer). Of an answer with a box,
-    the box's content counts. It is made `plain`: "$69$,$84$" is 69,84, AIME's "073" is 73.
+    Commas join the parts of a list (OlympiadBench's final_answer). If the answer has a box, the
+    box's content is the answer. "$69$,$84$" becomes 69,84, and AIME's "073" becomes 73.
 
     Raises:
-      DataError: not text, a number, or a list of these, or empty.
+      DataError: the value is empty, or is not text, a number, or a list of these.
     """
     if isinstance(value, (list, tuple)):
         if not value:
-            raise DataError(f"{field!r} is an empty list")
+            raise DataError(
+                f"{field!r} is an empty list; leave this row out or name another answer field"
+            )
         return ",".join(answer_text(part, field) for part in value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 27.0 in a JSON file means the integer answer 27
@@ -51,19 +50,23 @@ def answer_text(value: Any, field: str) -> str:
     text = (f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value)).strip()
     if text.lower() in ("", *NO_ANSWER):
         raise DataError(
-            f"{field!r} holds no answer but {text!r}" if text else f"{field!r} is empty"
+            (f"{field!r} is {text!r}, which is not an answer" if text else f"{field!r} is empty")
+            + "; leave this row out or name another answer field"
         )
     box = last_box(text)
     text = plain(text if box is None else box)
     if not text:
-        raise DataError(f"{field!r} holds no answer but {value!r:.60}")
+        raise DataError(
+            f"{field!r} is {value!r:.60}, which is not an answer; leave this row out or name "
+            "another answer field"
+        )
     return text
 
 
 def plain(text: str) -> str:
-    r"""The answer without parts that only format it: dollars, \( \) or \[ \] around formulas, a
-    dollar before an amount, underscores or ,\! in thousands, leading zeros, a full stop, and
-    m_{\max}= or \approx before the answer. \frac \pi4 gets its braces.
+    r"""Removes formatting from an answer: dollars, \( \) or \[ \] around formulas, a dollar before
+    an amount, underscores or ,\! in thousands, leading zeros, a full stop, and m_{\max}= or \approx
+    before the answer. Adds the braces of \frac \pi4.
     """
     text = _without_dollars(text.translate({0xFF1B: ";", 0xFF0C: ","}).strip())
     text = re.sub(r"^\\([(\[])((?:(?!\\[()\[\]]).)*)\\[)\]]$", r"\2", text, flags=re.DOTALL).strip()
@@ -93,25 +96,25 @@ def _without_dollars(text: str) -> str:
 
 
 def without_unit(answer: str) -> str:
-    """ASDiv's "9 (apples)" and "1,080 (square feet)" as the number alone; other text unchanged.
-    Only for rows of that form: elsewhere parentheses may hold a factor or a base.
+    """Removes ASDiv's unit: "9 (apples)" gives "9", "1,080 (square feet)" gives "1080".
+
+    Use it only for ASDiv rows: elsewhere parentheses may hold a factor or a base.
     """
     found = re.fullmatch(r"([-+]?[\d,]*\.?\d+(?:/\d+)?) +\([^()\d]+\)", answer)
     return found[1].replace(",", "") if found else answer
 
 
 def is_integer(answer: str) -> bool:
-    """Whether an answer is a whole number, written plainly: 42, -7, 1,080 or 3.0."""
+    """Returns whether an answer is an integer in plain form: 42, -7, 1,080 or 3.0."""
     return bool(_INTEGER.fullmatch(answer))
 
 
 def restore_spacing(answer: str, solution: str) -> str:
-    r"""The solution's last box, if the answer was cut inside a brace, or differs from the box only
-    in spacing, braces and backslashes; else the answer.
+    r"""Repairs an answer that lost its spaces or its end, from the solution's last box.
 
-    Copies of MATH have answers without spaces: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82",
-    "1\-2" for "1 \\ -2". Some were cut inside a brace. No parser can read these, and the box is the
-    benchmark's own definition of the answer.
+    Copies of MATH have "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82", or answers that end inside a
+    brace; parsers cannot read these. Returns the box if the answer ends inside a brace, or differs
+    from the box only in spacing, braces and backslashes; else returns the answer.
     """
     if not re.search(r"[\\{]", answer):
         return answer

@@ -1,4 +1,4 @@
-"""Held-out sets, each with a name, its questions and its own number of samples."""
+"""Held-out sets: a name, questions, and a number of samples per question."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rl_speed.data.prompts import Prompt
 
-# Word that replaces a file: the questions that config.data.hold_out takes out of training.
+# Used in place of a file name: the questions that config.data.hold_out removes from training.
 HELD_OUT_OF_TRAIN = "hold_out"
 # Word in config.data.decontaminate for all files of config.data.eval.
 EVALUATION_FILES = "eval"
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[^/:,=]+")
 
 
 class HeldOutSet(NamedTuple):
-    """Questions that are never trained on, and the number of samples for each."""
+    """Evaluation questions, and the number of samples for each."""
 
     prompts: Sequence[Prompt]
     samples: int
@@ -27,8 +27,9 @@ class NamedFile(NamedTuple):
     """The file of a held-out set.
 
     Attributes:
-      name: "" for a single unnamed set. file: anything that `sources.read_items` takes, or
-        HELD_OUT_OF_TRAIN. samples: per question; 0: not given.
+      name: the set's name; "" for a single unnamed set.
+      file: a source that `sources.read_items` takes, or HELD_OUT_OF_TRAIN.
+      samples: samples per question; 0: not given.
     """
 
     name: str
@@ -37,7 +38,7 @@ class NamedFile(NamedTuple):
 
 
 def file_name(source: str) -> str:
-    """Default name of a set: its file or folder without everything after the first dot, a file
+    """Returns the default name of a set: the name of its file or folder up to the first dot, a file
     pattern without wildcards, or a hub data set without owner, configuration and split.
     """
     plain = re.sub(r"\[.*?\]|[*?]", "", Path(source).name.partition(":")[0].partition("@")[0])
@@ -45,13 +46,16 @@ def file_name(source: str) -> str:
 
 
 def parse_files(text: str, field: str) -> list[NamedFile]:
-    """The sets of "FILE", or of several separated by commas, each "[NAME[:SAMPLES]=]FILE".
+    """Parses "[NAME[:SAMPLES]=]FILE,..." into held-out sets.
 
-    A comma always begins the next set, so a set of several files is a folder or a pattern. An
-    existing path is always a path. An unnamed set gets its `file_name`; a single one gets no name.
-    `field` names the text in errors.
+    A comma always begins the next set; a set of several files is a folder or a pattern. A text that
+    is an existing path is one file. An unnamed set gets its `file_name`; if it is the only set, "".
 
-    Raises ValueError: an entry in another form, or two sets of one name.
+    Args:
+      field: the configuration field or flag, for error messages.
+
+    Raises:
+      ValueError: an entry has another form, or two sets have one name.
     """
     whole = text.strip()
     entries = [whole] if Path(whole).exists() else [e.strip() for e in whole.split(",")]
@@ -88,8 +92,10 @@ def _parse_file(entry: str, field: str) -> NamedFile:
 
 
 def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prompt, ...]:
-    """The first `limit` prompts (0: all) of the set `name`, with visits from the name and the index
-    in the set, so other sets or a limit do not change a question's samples.
+    """Returns the first `limit` prompts (0: all) of the set `name`, with their visits.
+
+    A visit is the hashed set name plus the prompt's index, so a question gets the same samples with
+    any limit and any other sets.
     """
     start = zlib.crc32(name.encode())
     return tuple(

@@ -1,4 +1,4 @@
-"""Questions with gold answers, from any source of `data.sources`, in any schema of
+"""Loads questions with gold answers from any source of `data.sources` and any schema of
 `data.schemas`.
 """
 
@@ -45,19 +45,22 @@ class LoadReport:
     """Counts of rows kept and left out while loading, by reason.
 
     Attributes:
-      bad: rows without a readable question or answer; `reasons` has FILE:LINE and reason of the
-        first few.
-      filtered: rows left out by `keep`, by its name.
-      duplicates: rows whose question came before, `conflicting` of them with another answer.
+      kept: rows kept.
+      bad: rows without a readable question or answer.
+      reasons: FILE:LINE and reason of the first bad rows.
+      too_long: rows left out because their prompt is too long.
+      filtered: rows left out by each filter of `keep`.
+      duplicates: rows whose question occurred before.
+      conflicting: duplicates with another answer than the first row.
+      held_out: rows whose question is held out.
       contaminated: rows whose question is in an evaluation file, by file.
-      long_questions: rows left out by `data.max_question_length`. too_long: those left out because
-        of their whole prompt.
-      in_training: of an evaluation file, rows whose question is among those that train.
-      questions: usable rows by the fields of which their question was made ("body+question").
-      unused: usable rows that hold something in a field that was not read, by field; `left_out` are
-        those fields that look like a part of the question (`PartSearch`).
-      system_turns: usable rows with a system turn of their own. unused_system_turns: those of which
-        it does not go into the prompt.
+      long_questions: rows left out by `data.max_question_length`.
+      in_training: for an evaluation file: its rows whose question is also trained on.
+      questions: usable rows by the fields that make up their question ("body+question").
+      unused: usable rows with content in an unread field, by field.
+      left_out: unread fields that look like part of the question (`PartSearch`).
+      system_turns: usable rows with a system turn.
+      unused_system_turns: those whose system turn is not in the prompt.
     """
 
     kept: int
@@ -91,16 +94,16 @@ class LoadReport:
 
     @property
     def rows(self) -> int:
-        """Number of rows read: kept or left out."""
+        """Number of rows read, kept or left out."""
         return self.kept + sum(self._lost.values())
 
     def text(self) -> str:
-        """One line for people: rows kept, and rows left out by reason, if any."""
+        """Returns a line for the log: rows kept, and rows left out by reason."""
         left = ", ".join(f"{n} {what}" for what, n in self._lost.items() if n)
         return f"kept {self.kept} of {self.rows} rows" + (f"; left out: {left}" if left else "")
 
     def fields_text(self) -> str:
-        """One line for people: the fields that make up the questions, and the unread fields."""
+        """Returns a line for the log: the fields of the questions, and the unread fields."""
         made = ", ".join(
             f"{name} ({n} rows)" if len(self.questions) > 1 else name
             for name, n in self.questions.items()
@@ -112,11 +115,10 @@ class LoadReport:
 
 
 class PartSearch:
-    """Finds fields that look like part of the question but were left out of it.
+    """Finds unread fields that look like part of the question.
 
-    In these more than half of the rows have a `schemas.possible_part`, with enough different texts:
-    at least two, and one in 50 rows. So a passage that many questions share is found, and an
-    instruction or a subject is not.
+    Such a field has a `schemas.possible_part` in n rows, more than half, and has at least
+    max(2, n / 50) different texts. So a shared passage is found, and an instruction is not.
     """
 
     def __init__(self):
@@ -124,7 +126,7 @@ class PartSearch:
         self.unused: Counter[str] = Counter()
         self._parts: Counter[str] = Counter()
         self._texts: dict[str, set[int]] = {}
-        # A possible part -> fields of a row that has it, in the row's order.
+        # Field with a possible part -> all fields of a row that has it, in the row's order.
         self._order: dict[str, list[str]] = {}
 
     def add(self, item: dict, row: Row, left: dict[str, str]) -> None:
@@ -138,6 +140,7 @@ class PartSearch:
                 self._order.setdefault(name, [str(key) for key in item])
 
     def found(self) -> tuple[str, ...]:
+        """Returns the fields that look like part of the question."""
         return tuple(
             name
             for name, count in self._parts.items()
@@ -145,10 +148,10 @@ class PartSearch:
         )
 
     def refusal(self, path: str | pathlib.Path, questions: dict[str, int], flag: str) -> DataError:
-        """The error about the fields that were found."""
+        """Returns the error with the fields found and the settings that join or ignore them."""
         names = self.found()
         made = max(questions, key=questions.get)
-        # In the row's order, if it is known.
+        # Join the fields in the row's order, if it is known.
         order = [name.lower() for name in self._order[names[0]]]
 
         def place(name):
@@ -178,25 +181,25 @@ def load_rows(
     refuse: bool = True,
     read: Callable[..., tuple[Row, dict[str, str]]] = read_row,
 ) -> tuple[list[Row], LoadReport]:
-    """All usable rows of files or a data set. If rows of several files share an id, the file's name
-    is put before it.
+    """Loads all usable rows of a source. An id that rows of several files share becomes FILE:ID.
 
     Args:
       path: see `data.sources.read_items`.
-      on_bad_row: "error" raises at the first bad row, "skip" counts it and goes on.
-      keep: filters separated by commas (`schemas.KEEP_ITEM`, `KEEP_ANSWER`); rows that fail are
-        counted, and not bad.
-      max_reasons: bad rows that the report names.
-      answers: require a gold answer. Otherwise a solution is enough, as for supervised training,
-        and the answer may be empty.
-      refuse: raise if a left-out field looks like part of the question and `fields.question` does
-        not settle it; otherwise only report it.
-      read: makes a row from an item, as `schemas.read_row` does.
+      on_bad_row: "error" raises at the first bad row; "skip" leaves bad rows out and counts them.
+      fields: the fields to read.
+      keep: filters separated by commas (`schemas.KEEP_ITEM`, `KEEP_ANSWER`); the report counts the
+        rows that do not pass.
+      max_reasons: number of bad rows that the report names.
+      answers: whether a gold answer is required. Otherwise a solution is enough, as for supervised
+        training, and the answer may be "".
+      refuse: whether to raise if an unread field looks like part of the question and
+        `fields.question` is not set; otherwise the report names the field.
+      read: converts an item to a row; default `schemas.read_row`.
 
     Raises:
-      DataError: an unreadable file, a bad row, no usable row, a field of `fields.question` that no
-        row has, or `refuse`.
-      ValueError: `on_bad_row` is neither, or `keep` names an unknown filter.
+      DataError: a file is unreadable, a row is bad, no row is usable, no row has a field of
+        `fields.question`, or `refuse` applies.
+      ValueError: `on_bad_row` is another word, or `keep` names an unknown filter.
     """
     if on_bad_row not in ("error", "skip"):
         raise ValueError(f'on_bad_row must be "error" or "skip", got {on_bad_row!r}')
@@ -217,7 +220,7 @@ def load_rows(
         except DataError as error:
             message = f"{place}: {error}"
             if on_bad_row == "error":
-                raise DataError(f'{message} (on_bad_row="skip" would count it and go on)') from None
+                raise DataError(f'{message} (on_bad_row="skip" leaves bad rows out)') from None
             bad += 1
             if len(reasons) < max_reasons:
                 reasons.append(message)
@@ -263,7 +266,7 @@ def load_rows(
 
 
 def _failed(names: Sequence[str], filters: dict[str, Callable], value: Any) -> str:
-    """The first of these filters that the value does not pass; "" if it passes all."""
+    """Returns the first of these filters that the value does not pass; "" if it passes all."""
     return next((name for name in names if name in filters and not filters[name](value)), "")
 
 
@@ -278,20 +281,23 @@ def load_training_rows(
     unique: bool = True,
     of_evaluation: Fields | None = None,
 ) -> tuple[list[Row], list[Row], LoadReport]:
-    """(rows to train on, held-out rows, report of the former): `load_rows` without rows that must
-    not train.
+    """Loads rows with `load_rows` and removes those that must not be trained on.
 
-    Removed in this order: held-out questions with all their duplicates, questions of evaluation
-    files, duplicates.
+    Removes, in this order: held-out questions with all their duplicates, questions of evaluation
+    files, and duplicates.
 
     Args:
-      held_out: number of questions to hold out, see `select.hold_out`.
+      held_out: number of questions to hold out (`select.hold_out`).
       decontaminate: evaluation files; their bad rows are ignored.
-      of_evaluation: fields of these (None: `fields`); if a file lacks them, they are found
-        automatically.
-      unique: keep only the first row of each question (ignoring white space and case).
+      unique: whether to keep only the first row of each question, ignoring white space and case.
+      of_evaluation: fields of the evaluation files (None: `fields`); in a row without
+        them, fields are found automatically.
 
-    Raises: the errors of `load_rows` and `select.hold_out`.
+    Returns:
+      (rows to train on, held-out rows, report of the rows to train on).
+
+    Raises:
+      DataError, ValueError: as `load_rows` and `select.hold_out`, or no row is left.
     """
     rows, report = load_rows(path, on_bad_row, fields, keep)
     held: list[Row] = []
@@ -320,7 +326,8 @@ def load_training_rows(
         )
     if not rows:
         raise DataError(
-            f"{path}: nothing is left to train on; {dataclasses.replace(report, kept=0).text()}"
+            f"{path}: nothing is left to train on; {dataclasses.replace(report, kept=0).text()}; "
+            "change the settings that leave these rows out"
         )
     return rows, held, dataclasses.replace(report, kept=len(rows))
 
@@ -328,10 +335,16 @@ def load_training_rows(
 def rows_to_prompts(
     rows: Sequence[Row], encode: Callable[..., Sequence[int]], max_prompt_tokens: int
 ) -> tuple[list[Prompt], int]:
-    """Encode questions, and drop those whose prompt is longer than `max_prompt_tokens`; returns the
-    number dropped.
+    """Encodes questions as prompts and drops prompts longer than `max_prompt_tokens`.
 
-    `encode` is that of `Row.encoded`, template included. Raises DataError if nothing is left.
+    Args:
+      encode: encodes a question with the prompt template (`Row.encoded`).
+
+    Returns:
+      (prompts, number of rows dropped).
+
+    Raises:
+      DataError: all prompts are too long.
     """
     prompts = []
     for row in rows:
@@ -349,7 +362,8 @@ def rows_to_prompts(
             )
     if not prompts:
         raise DataError(
-            f"all {len(rows)} prompts are longer than max_prompt_tokens = {max_prompt_tokens}"
+            f"all {len(rows)} prompts are longer than max_prompt_tokens = {max_prompt_tokens}; "
+            "raise it"
         )
     return prompts, len(rows) - len(prompts)
 
@@ -362,7 +376,7 @@ def load_prompts(
     fields: Fields = Fields(),
     keep: str = "",
 ) -> tuple[list[Prompt], LoadReport]:
-    """`load_rows`, then `rows_to_prompts`, with one report of both."""
+    """Loads rows (`load_rows`), encodes them (`rows_to_prompts`) and returns prompts and report."""
     rows, report = load_rows(path, on_bad_row, fields, keep)
     prompts, too_long = rows_to_prompts(rows, encode, max_prompt_tokens)
     return prompts, dataclasses.replace(report, kept=len(prompts), too_long=too_long)

@@ -1,9 +1,9 @@
-"""The order in which prompts of a finite data set leave the stream.
+"""Orders in which `PromptStream` draws the prompts of a finite data set.
 
-An `EpochOrder` is a permutation of the data set for each epoch, known in advance. `VisitOrder` and
-`ForecastOrder` choose by results, which the stream reports (`PromptStream.observe`); prompts that
-are out are not chosen again before they are back. Orders use indices into the data set. All
-randomness is keyed by the seed and by counts, so a restored order continues as the saved one.
+An `EpochOrder` has a permutation for each epoch, fixed in advance. `VisitOrder` and `ForecastOrder`
+choose prompts by their results, which the stream reports (`PromptStream.observe`); they do not draw
+a prompt that is out. Orders use indices into the data set. Random draws are keyed by the seed and
+by saved counters, so a restored order continues as the saved one.
 """
 
 import dataclasses
@@ -12,16 +12,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# First part of this module's random keys, so no other code has the same: a data set that was mixed
-# by an order's own first permutation would come back sorted.
+# First part of this module's random keys. No other module uses it, so these draws are independent
+# of the shuffle that made the data set.
 KEY = int.from_bytes(b"memory order")
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochOrder:
-    """A permutation i64[size] of the data set for each epoch: `permutation(epoch)`.
+    """An order with a permutation for each epoch.
 
-    `name` is kept in checkpoints.
+    Attributes:
+      name: stored in checkpoints.
+      permutation: epoch -> i64[size], a permutation of the data set.
     """
 
     name: str
@@ -29,23 +31,24 @@ class EpochOrder:
 
 
 def shuffled(size: int, seed: int) -> EpochOrder:
-    """A new shuffle for each epoch."""
+    """Returns an order with a new shuffle for each epoch."""
     return EpochOrder(
         "shuffle", lambda epoch: np.random.default_rng([seed, epoch]).permutation(size)
     )
 
 
 def in_file_order(size: int) -> EpochOrder:
-    """The data's own order, every epoch."""
+    """Returns the order of the data file, the same in every epoch."""
     return EpochOrder("file", lambda epoch: np.arange(size))
 
 
 def easy_to_hard(rates: Sequence[float], seed: int) -> EpochOrder:
-    """The offline schedule of Bae et al. (arXiv 2504.03380): highest pass rate first, in every
-    epoch; ties in a new shuffle.
+    """Returns an order with the highest pass rates first in every epoch; ties are shuffled anew.
 
     Args:
-      rates: f[size] in [0, 1], measured before training by a proxy.
+      rates: f[size] in [0, 1], pass rates measured before training with a proxy model.
+
+    Source: Bae et al. (arXiv 2504.03380), the offline schedule.
     """
     rates = np.asarray(rates, np.float64)
 
@@ -57,13 +60,16 @@ def easy_to_hard(rates: Sequence[float], seed: int) -> EpochOrder:
 
 
 class AdaptiveOrder(Protocol):
-    """An order that depends on results. `name` is kept in checkpoints."""
+    """An order that depends on results. Checkpoints store its `name`."""
 
     name: str
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
-        """Indices of the next prompts, whose visits start at `serial`: n, or fewer if fewer are not
-        `out` (bool[size]).
+        """Returns the indices of the next n prompts; fewer if too few are not out.
+
+        Args:
+          serial: visit of the first of them; the others follow in order.
+          out: bool[size], prompts that must not be drawn.
         """
 
     def observe(
@@ -73,8 +79,12 @@ class AdaptiveOrder(Protocol):
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
-        """Report finished prompts: `correct` of the `total` samples of each. `tokens` is
-        the mean per sample, NaN if unknown.
+        """Updates the order with finished prompts.
+
+        Args:
+          index: indices of the prompts in the data set.
+          correct, total: correct samples and all samples of each prompt.
+          tokens: mean sampled tokens per sample of each prompt; NaN if unknown.
         """
 
     def metrics(self, serial: int) -> dict[str, float]: ...
@@ -83,8 +93,9 @@ class AdaptiveOrder(Protocol):
 
 
 class VisitOrder:
-    """Least visited prompts first. A visit counts when a prompt's samples are complete, accepted or
-    not. Ties are shuffled.
+    """Draws the least visited prompts first; ties are shuffled.
+
+    A visit counts once all samples of the prompt are complete, even if the prompt is rejected.
 
     Source: Bae et al. (arXiv 2504.03380), Algorithm 1.
     """
@@ -112,7 +123,7 @@ class VisitOrder:
         np.add.at(self._visits, np.asarray(index, np.int64), 1)
 
     def metrics(self, serial: int) -> dict[str, float]:
-        """Smallest and largest number of visits."""
+        """Returns the smallest and the largest number of visits."""
         del serial
         return {
             "prompts/visits_min": float(self._visits.min()),
@@ -127,18 +138,18 @@ class VisitOrder:
 
 
 class ForecastOrder:
-    """Picks the prompts with the most learning value by a forecast of their pass rates, which needs
-    no visit. Not from a paper.
+    """Draws the prompts of highest learning value, from forecasts of their pass rates.
 
-    A share `explore` of the picked prompts is drawn uniformly (independently for each). The rest
-    have the highest value in `forecast.screening`; ties are random. Until `forecast.readiness` is 1
-    the share is larger, and 1 at first: picks by an untrained forecast are all alike, and teach
-    neither forecast nor policy. A prompt rests for `rest` x size visits. If too few have rested,
-    those that left least recently are picked.
+    Each draw is uniform with probability max(explore, 1 - `forecast.readiness`); readiness grows
+    from 0 to 1. Other draws take the highest value in `forecast.screening`; ties are random. After
+    a draw a prompt rests for `rest` x size visits. If too few prompts have rested, the least
+    recently drawn are taken. Not from a paper.
 
     Args:
-      size: prompts. forecast: `estimates.forecast.Forecast` of all of them, which gets the results,
-        and is saved. explore: in [0, 1]. rest: in epochs, in [0, 1).
+      size: number of prompts.
+      forecast: `estimates.forecast.Forecast` of these prompts; the order updates and saves it.
+      explore: share of uniform draws, in [0, 1].
+      rest: epochs before a prompt is drawn again, in [0, 1).
     """
 
     name = "forecast"
@@ -148,7 +159,7 @@ class ForecastOrder:
         self._seed = seed
         self._explore = explore
         self._rest = rest * size
-        self._last = np.full(size, -size, np.int64)  # visit of the latest departure
+        self._last = np.full(size, -size, np.int64)  # latest visit of each prompt
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
         rng = np.random.default_rng([KEY, self._seed, serial])
@@ -171,7 +182,7 @@ class ForecastOrder:
         self.forecast.update(index, correct, total, tokens)
 
     def metrics(self, serial: int) -> dict[str, float]:
-        """Share of the prompts that left within the last epoch, and the forecast's metrics."""
+        """Returns the share of prompts drawn in the last epoch, and the forecast's metrics."""
         recent = self._last > serial - len(self._last)
         return {
             "prompts/went": float((recent & (self._last >= 0)).mean()),
@@ -179,7 +190,7 @@ class ForecastOrder:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Departures i64[size], and the forecast."""
+        """Returns the latest visit of each prompt, i64[size], and the forecast's state."""
         return {"last": self._last.copy(), "forecast": self.forecast.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Measured pass rates of prompts, from files."""
+"""Reads measured pass rates of prompts from files."""
 
 import contextlib
 import dataclasses
@@ -12,14 +12,14 @@ from rl_speed.data.files import DataError, format_of, read_json
 from rl_speed.data.schemas import row_id
 from rl_speed.data.sources import Place, distinct_ids, read_items
 
-# Scale of a number -> its conversion to a pass rate, and its maximum.
+# Scale of a number -> (its conversion to a pass rate, its maximum).
 SCALES = {
     "rate": (lambda x: x, 1.0),
     "percent": (lambda x: x / 100, 100.0),
     "failure": (lambda x: 1 - x, 1.0),
     "difficulty": (lambda x: 1 - x / 100, 100.0),
 }
-# Fields found automatically (also with a suffix, as in fail_pct_MODEL), and their scale.
+# Fields found automatically, also with a suffix (fail_pct_MODEL) -> their scale.
 KNOWN_FIELDS = {
     "pass_rate": "rate",
     "solve_rate": "rate",
@@ -33,11 +33,14 @@ KNOWN_FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class PassRates:
-    """Pass rates f64[P] in [0, 1], their source (a text for people), and the number of rows without
-    one (null).
+    """Pass rates of prompts.
 
-    `ids` are the prompts', as the loaders of `rl_speed.data` would name the rows; those of rows
-    without a pass rate come last. Empty if the file names no prompts.
+    Attributes:
+      rates: f64[P] in [0, 1].
+      source: description of the file, for logs.
+      missing: number of rows whose pass rate is null.
+      ids: ids of the prompts, as the loaders of `rl_speed.data` give them, first those with a pass
+        rate; () if the file has no ids.
     """
 
     rates: np.ndarray
@@ -49,19 +52,19 @@ class PassRates:
 def load_pass_rates(
     path: str | Path, field: str | None = None, scale: str | None = None
 ) -> PassRates:
-    """Pass rates of a file's rows.
+    """Loads the pass rates of a file's rows.
 
     Args:
-      path: a source of `sources.read_items`; or a .json file with an object with "rates" and
-        optional "ids" (from experiments/pass_rates.py), or an object {id: pass rate}.
-      field: the field of a row's number; None: the one of `KNOWN_FIELDS` that the first row has.
-        Rows with null there have no measured pass rate: they are left out and counted.
-      scale: "rate" p, "percent" 100 p, "failure" 1 - p, "difficulty" 100 (1 - p); None: the scale
-        of the field's name.
+      path: a source of `sources.read_items`, or a .json file: an object {id: pass rate}, or an
+        object with a list "rates" and optionally "ids" (from experiments/pass_rates.py).
+      field: the field with a row's number; None: the field of `KNOWN_FIELDS` in the first row.
+        Rows with null in it are left out and counted.
+      scale: what the number is for a pass rate p: "rate" p, "percent" 100 p, "failure" 1 - p,
+        "difficulty" 100 (1 - p); None: the scale that the field's name implies.
 
     Raises:
-      DataError: an unreadable file or row, a number that is out of range, a field that cannot be
-        found or whose scale is unknown, or no pass rate at all.
+      DataError: a file or row is unreadable, a number is out of range, the field is missing or its
+        scale is unknown, or no row has a pass rate.
     """
     path = Path(path)
     if scale is not None and scale not in SCALES:
@@ -110,8 +113,7 @@ def load_pass_rates(
     scale = scale or _known(field)
     if scale is None:
         raise DataError(
-            f"{path}: cannot tell what {field!r} means; say so with scale = one of "
-            f"{', '.join(SCALES)}"
+            f"{path}: the scale of {field!r} is unknown; set scale to one of {', '.join(SCALES)}"
         )
     numbers, (convert, largest) = np.array(values), SCALES[scale]
     # This form also finds NaN.
@@ -124,8 +126,8 @@ def load_pass_rates(
     if given is None and largest > 1 and 0 < numbers.max() <= 1:
         other = "failure" if scale == "difficulty" else "rate"
         raise DataError(
-            f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; say which "
-            f"it is with scale = {other!r} (0 to 1) or {scale!r}"
+            f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; set scale "
+            f"to {other!r} (0 to 1) or {scale!r}"
         )
     rows = measured + missing
     ids = distinct_ids([name for _, name in rows], [place.name for place, _ in rows])
@@ -138,9 +140,10 @@ def load_pass_rates(
 
 
 def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
-    """{prompt id: pass rate, None for null} of a file for `load_pass_rates`.
+    """Loads {prompt id: pass rate, None for null} from a file for `load_pass_rates`.
 
-    Raises: its DataErrors, and one if the file names no prompts, or one of them twice.
+    Raises:
+      DataError: as `load_pass_rates`, or the file has no ids or has an id twice.
     """
     found = load_pass_rates(path)
     if not found.ids:
@@ -151,7 +154,7 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
     table = dict(zip(found.ids, found.rates.tolist() + [None] * found.missing))
     if len(table) < len(found.ids):
         twice = next(name for name, count in Counter(found.ids).items() if count > 1)
-        raise DataError(f"{path}: prompt {twice!r} is there twice")
+        raise DataError(f"{path}: prompt {twice!r} occurs twice; remove one of its rows")
     return table
 
 
@@ -170,17 +173,20 @@ def _find_field(item: dict, where: str) -> str:
             f"no field looks like a pass rate ({', '.join(KNOWN_FIELDS)}); it has "
             f"{', '.join(sorted(item)) or 'none'}"
         )
-    raise DataError(f"{where}: {what}; name one with field")
+    raise DataError(f"{where}: {what}; set field to one of the row's fields")
 
 
 def number(value: Any, where: str) -> float:
+    """Returns a number as float; raises DataError with `where` for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(f"{where}: expected a number, got {value!r:.40}")
     return float(value)
 
 
 def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]] | None:
-    """(prompt id or None, number) of a file that is one JSON object; None for an array of rows."""
+    """Returns [(prompt id or None, number), ...] of a JSON object; None if the file has another
+    value.
+    """
     whole = read_json(path)
     if not isinstance(whole, dict):
         return None

@@ -1,9 +1,8 @@
-"""Prompts, and the stream that hands them out.
+"""Prompts, and the stream that training draws them from.
 
-Only the stream makes `visit` numbers. Visit v is the v-th prompt that ever left it. With an
-`EpochOrder`, (seed, v) determines the prompt, and the whole state is one counter and the returned
-visits. Orders that depend on results have their own state, and the stream keeps the prompt of each
-visit that is out.
+The stream numbers its draws from 0: visit v is draw v. With an `EpochOrder`, (seed, v) determines
+the prompt, and the state is a counter and the visits that were put back. Orders that depend on
+results have their own state; for these the stream also stores the prompt of each visit that is out.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from rl_speed.data.orders import AdaptiveOrder, EpochOrder, shuffled
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prompt:
-    """A question, encoded, with its gold answer.
+    """An encoded question with its gold answer.
 
     Attributes:
       id: name within its data set.
@@ -29,8 +28,8 @@ class Prompt:
       answer_tokens: i32[A], the answer encoded, without an end token; empty if the verifier uses
         text.
       text: the question as written in the data.
-      visit: number of its departure from the stream, -1 before; keys the randomness of its samples.
-      meta: anything else (class, level, source), small and of plain Python types.
+      visit: number of the draw from the stream, -1 before; keys the randomness of the samples.
+      meta: other fields (class, level, source) as plain Python values.
     """
 
     id: str
@@ -43,10 +42,10 @@ class Prompt:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """Hash of the prompts' ids, tokens, answers and meta: 16 hexadecimal digits."""
+    """Returns a hash of the prompts' ids, tokens, answers and meta: 16 hexadecimal digits."""
     whole = hashlib.sha256()
     for p in prompts:
-        # Users' verifiers read it.
+        # Users' verifiers may read `meta`.
         known = json.dumps(p.meta, sort_keys=True, default=str)
         whole.update(
             f"{p.id}\0{p.answer}\0{known}\0".encode()
@@ -57,15 +56,16 @@ def digest(prompts: Sequence[Prompt]) -> str:
 
 
 class PromptStream:
-    """Endless prompts: a finite data set in an order of `rl_speed.data.orders`, or an endless
-    source in its own order.
+    """An endless stream of prompts, from a finite data set or from an endless source.
 
     Args:
-      source: a sequence of prompts, or a function index -> Prompt (endless).
-      order: of a finite data set; None: a new shuffle for each epoch.
+      source: a finite data set as a sequence of prompts, or an endless source as a function
+        index -> Prompt.
+      order: the order of a finite data set (`rl_speed.data.orders`); None: a new shuffle for each
+        epoch.
 
     Raises:
-      ValueError: the data set is empty, or there is an order for an endless source.
+      ValueError: the data set is empty, or an endless source has an order.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class PromptStream:
         self._source = source
         self._size = None if callable(source) else len(source)
         if self._size == 0:
-            raise ValueError("a prompt stream needs at least one prompt: the data set is empty")
+            raise ValueError("a prompt stream needs at least one prompt, but the data set is empty")
         if self._size is None and order is not None:
             raise ValueError(
-                f"the order {order.name!r} needs a finite data set, and this source is endless"
+                f"the order {order.name!r} needs a finite data set, but this source is endless"
             )
         if self._size is not None and order is None:
             order = shuffled(self._size, seed)
@@ -90,15 +90,16 @@ class PromptStream:
         self._serial = 0
         self._returned: list[int] = []
         self._permutations: dict[int, np.ndarray] = {}
-        # Adaptive orders: prompts that were taken out and not yet observed, visit -> index.
+        # Adaptive orders only. Prompts drawn and not yet observed: visit -> index.
         self._out: dict[int, int] = {}
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts: returned ones first, then fresh ones. Fewer if an order that depends
-        on results has no more.
+        """Draws n prompts: first those that were put back, then new ones.
+
+        Returns fewer if an order that depends on results has too few prompts that are not out.
         """
         if n < 0:
-            raise ValueError(f"cannot take {n} prompts")
+            raise ValueError(f"take needs n of at least 0, got {n}")
         visits = self._returned[:n]
         self._returned = self._returned[n:]
         fresh = n - len(visits)
@@ -113,12 +114,13 @@ class PromptStream:
         return [self._at(visit) for visit in visits]
 
     def put_back(self, prompts: Sequence[Prompt]) -> None:
-        """Returns prompts that were not sampled, or whose samples were discarded.
+        """Puts back prompts that were not sampled, or whose samples were discarded.
 
-        They leave first next time, in order of visit, and keep their visit.
+        The next `take` returns them first, in order of visit and with the same visit.
 
         Raises:
-          ValueError: a prompt that this stream did not hand out, or that was already returned.
+          ValueError: a prompt was not drawn from this stream, was already put back, or, if the
+            order depends on results, was already observed.
         """
         visits = [prompt.visit for prompt in prompts]
         for prompt in prompts:
@@ -128,7 +130,7 @@ class PromptStream:
                     f"stream, whose visits are 0 to {self._serial - 1}"
                 )
         if len(set(visits + self._returned)) != len(visits) + len(self._returned):
-            raise ValueError("a prompt was put back twice")
+            raise ValueError("a prompt was put back twice; put back each drawn prompt at most once")
         if self._adaptive:
             self._check_out(prompts, "put back")
         self._returned = sorted(visits + self._returned)
@@ -140,17 +142,24 @@ class PromptStream:
         total: Sequence[int],
         tokens: Sequence[float] | None = None,
     ) -> None:
-        """Reports finished prompts, each once: `correct` of `total` samples, with `tokens` sampled
-        tokens on average (NaN or None if unknown). Only orders that depend on results use it.
+        """Reports the results of finished prompts to an order that depends on them.
+
+        Call it once for each visit. Other orders ignore it.
+
+        Args:
+          correct, total: correct samples and all samples of each prompt.
+          tokens: mean sampled tokens per sample of each prompt; NaN or None: unknown.
 
         Raises:
-          ValueError: with such an order, a prompt that is not out.
+          ValueError: the order depends on results and a prompt is not out.
         """
         if not self._adaptive:
             return
         self._check_out(prompts, "observed")
         if back := set(self._returned).intersection(prompt.visit for prompt in prompts):
-            raise ValueError(f"visits {sorted(back)} were observed, but had been put back")
+            raise ValueError(
+                f"visits {sorted(back)} were observed, but had been put back; take them again first"
+            )
         tokens = [np.nan] * len(prompts) if tokens is None else tokens
         index = [self._out.pop(prompt.visit) for prompt in prompts]
         self._adaptive.observe(index, correct, total, tokens)
@@ -159,22 +168,24 @@ class PromptStream:
         for prompt in prompts:
             if prompt.visit not in self._out:
                 raise ValueError(
-                    f"prompt {prompt.id!r} with visit {prompt.visit} was {what}, but is not out"
+                    f"prompt {prompt.id!r} with visit {prompt.visit} was {what}, but is not out; "
+                    "observe or put back each drawn prompt once"
                 )
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The finite data set, in its own order; empty for an endless source."""
+        """The prompts of a finite data set, as given; () for an endless source."""
         return () if self._size is None else self._source
 
     @property
     def order(self) -> EpochOrder | AdaptiveOrder | None:
-        """The order of the finite data set."""
+        """The order of the finite data set; None for an endless source."""
         return self._order
 
     def metrics(self) -> dict[str, float]:
-        """Visits and epochs so far, returned prompts. With an order that depends on results also
-        prompts that are out, and the order's metrics.
+        """Returns the numbers of visits, epochs, and prompts put back and not drawn again.
+
+        An order that depends on results adds the number of prompts that are out, and its metrics.
         """
         more = {} if self._size is None else {"prompts/epoch": self._serial / self._size}
         if self._adaptive:
@@ -189,9 +200,7 @@ class PromptStream:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All state of later draws: plain integers and strings; also arrays with an order that
-        depends on results.
-        """
+        """Returns the state: integers and strings, and arrays if the order depends on results."""
         state = {
             "serial": self._serial,
             "returned": " ".join(map(str, self._returned)),
@@ -208,11 +217,10 @@ class PromptStream:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state.
+        """Restores a saved state.
 
         Raises:
-          ValueError: the state has another seed, order or data set (other prompts, or another order
-            of them).
+          ValueError: the state has another seed, order or data set.
         """
         mine = self.state_dict()
         for name in ("seed", "size", "order", "data"):

@@ -1,6 +1,4 @@
-"""Samples on the host: one flat table from the sampler to the batch. The samples of one prompt are
-a group.
-"""
+"""The table of samples on the host, from the sampler to the training batch."""
 
 import dataclasses
 import json
@@ -11,8 +9,7 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt
 
-# Fields of a sample and their dtypes, in saved order. The first two are ragged: one row has
-# `lengths` entries.
+# Field of a sample -> dtype, in saved order. Token fields are ragged: `lengths` entries in a row.
 TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32}
 SAMPLE_FIELDS = {
     "lengths": np.int32,
@@ -31,31 +28,32 @@ SAMPLE_FIELDS = {
 
 @dataclasses.dataclass(eq=False)
 class Rollouts:
-    """R samples of P prompts, prompt after prompt, response tokens padded on the right to T.
+    """R samples of P prompts, sorted by prompt, with responses padded on the right to T tokens.
+
+    The samples of one prompt are a group.
 
     Attributes:
-      prompts: the P prompts, each with the visit of its samples.
+      prompts: the P prompts; `visit` is that of the samples.
       owner: i32[R], ascending: index of each sample's prompt in `prompts`; also its group id.
-      tokens: i32[R, T], with the end token, zero beyond the length.
-      lengths: i32[R], response tokens, with a replayed prefix.
-      logprobs: f32[R, T], by the policy that sampled each token; zero beyond the length and on a
-        replayed prefix.
-      sample_index: i32[R]; with the visit it is the sample's key.
-      truncated: bool[R], ended by its token limit.
-      prefix: i32[R], tokens at the start of the response that were replayed, not sampled.
-      nonfinite: bool[R], ended by logits without a valid distribution. Counted as incorrect, and
-        never trained on.
-      end_steps: i32[R], iteration of its call's decode loop at which the sample ended; 0 if not
-        recorded.
-      rewards: f32[R]; NaN if not scored.
-      correct: bool[R], from the verifier, before reward shaping; by default rewards above 0.5.
-      versions: i32[R], number of policy updates made when the sample was drawn.
-      phases: i32[R], SCREENING or ACCEPTED (a tag of the request; counts do not determine it).
-      estimates: f32[R], the prompt's pass rate as estimated before the visit; NaN (default) if not
-        estimated.
+      tokens: i32[R, T], response tokens with the end token; zero beyond the length.
+      lengths: i32[R], number of response tokens, a replayed prefix included.
+      logprobs: f32[R, T], log-probs of the policy that sampled each token; zero beyond the length
+        and on a replayed prefix.
+      sample_index: i32[R]; (visit, sample_index) identifies a sample.
+      truncated: bool[R], whether the sample ended at its token limit.
+      prefix: i32[R], number of replayed tokens at the start of the response.
+      nonfinite: bool[R], whether the sample ended because its logits gave no valid distribution.
+        Such a sample is incorrect and is not trained on.
+      end_steps: i32[R], iteration of the decode loop at which the sample ended; 0: not recorded.
+      rewards: f32[R]; NaN: not scored.
+      correct: bool[R], the verifier's verdict before reward shaping; default: rewards > 0.5.
+      versions: i32[R], policy version when the sample was drawn: the number of updates before.
+      phases: i32[R], phase that requested the sample: SCREENING or ACCEPTED.
+      estimates: f32[R], estimate of the prompt's pass rate before the visit; NaN (default): none.
 
     Raises:
-      ValueError: shapes that disagree, owners out of order or range, or a length outside [0, T].
+      ValueError: shapes differ, owners are out of order or range, a length is outside [0, T], or a
+        prefix is longer than its response.
     """
 
     prompts: Sequence[Prompt]
@@ -112,12 +110,12 @@ class Rollouts:
 
     @classmethod
     def group(cls, prompt: Prompt, **fields: np.ndarray) -> "Rollouts":
-        """The samples of one prompt."""
+        """Makes the table of one prompt's samples."""
         return cls([prompt], np.zeros(len(fields["lengths"])), **fields)
 
     @classmethod
     def concat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
-        """All samples; those of one visit become one group, in the order of the parts."""
+        """Concatenates tables; samples of one visit become one group, in the order of the parts."""
         places: dict[Any, int] = {}
         prompts = []
         owner = []
@@ -144,9 +142,9 @@ class Rollouts:
         return len(self.lengths)
 
     def take(self, rows: np.ndarray) -> "Rollouts":
-        """The samples at `rows`, ascending; prompts without samples are removed.
+        """Returns the samples at `rows` (ascending, or a slice), without prompts that have none.
 
-        A slice takes views.
+        Arrays are views if `rows` is a slice.
         """
         kept, owner = np.unique(self.owner[rows], return_inverse=True)
         return Rollouts(
@@ -156,27 +154,27 @@ class Rollouts:
         )
 
     def of(self, place: int) -> "Rollouts":
-        """The group of one prompt."""
+        """Returns the group of the prompt at index `place`."""
         return self.take(slice(*np.searchsorted(self.owner, [place, place + 1])))
 
     def groups(self) -> list["Rollouts"]:
-        """The groups of all prompts."""
+        """Returns the groups of all prompts."""
         return [self.of(place) for place in range(len(self.prompts))]
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of a group."""
+        """The prompt of a table with one group."""
         (prompt,) = self.prompts
         return prompt
 
     @property
     def sizes(self) -> np.ndarray:
-        """i64[P], samples of each prompt."""
+        """Number of samples of each prompt, i64[P]."""
         return np.bincount(self.owner, minlength=len(self.prompts))
 
     @property
     def correct_counts(self) -> np.ndarray:
-        """i64[P], correct samples of each prompt."""
+        """Number of correct samples of each prompt, i64[P]."""
         return np.bincount(self.owner[self.correct], minlength=len(self.prompts))
 
     @property
@@ -186,12 +184,12 @@ class Rollouts:
 
     @property
     def sampled_tokens(self) -> int:
-        """Number of response tokens that were sampled, not replayed."""
+        """Number of response tokens without replayed prefixes."""
         return int((self.lengths - self.prefix).sum())
 
 
 def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
-    """Groups as flat arrays, for a checkpoint: no ragged lists, padding or empty arrays."""
+    """Packs groups into flat arrays without padding, for a checkpoint; {} without groups."""
     if not groups:
         return {}
     packed: dict[str, Any] = {
@@ -209,7 +207,7 @@ def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
-    """Inverse of `pack`."""
+    """Returns the groups that `pack` packed."""
     if not packed:
         return []
     widths = np.asarray(packed["widths"])
@@ -232,11 +230,10 @@ def _parts(flat: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 
 def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Prompts, at least one, as flat arrays and one JSON string."""
+    """Packs one or more prompts into flat arrays and a JSON string."""
     return {
         "visits": np.array([p.visit for p in prompts], np.int64),
-        # Two rows per prompt (its tokens, its answer's) in one array, since all answers may be
-        # empty.
+        # One array for the tokens of prompts and answers, since all answers may be empty.
         "prompt_lengths": np.array(
             [[len(p.tokens), len(p.answer_tokens)] for p in prompts], np.int32
         ),
@@ -248,7 +245,7 @@ def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def unpack_prompts(packed: Mapping[str, Any]) -> list[Prompt]:
-    """Inverse of `pack_prompts`."""
+    """Returns the prompts that `pack_prompts` packed."""
     rows = _parts(packed["prompt_tokens"], np.ravel(packed["prompt_lengths"]))
     return [
         Prompt(

@@ -1,5 +1,7 @@
-"""From a published row to a question and its gold answer: the field names of common training data
-sets (a table in this room's README.md), in any case; the first that a row has counts.
+"""Converts a published row to a question and its gold answer.
+
+The field names are those of common training data sets (the table in README.md), in any case. If a
+row has several of them, the first in the list is used.
 """
 
 import dataclasses
@@ -20,9 +22,8 @@ ANSWERS = tuple(
 )
 SOLUTIONS = ("solution", "extra_info.answer", "original_solution", "generated_solution")
 IDS = ("id", "index", "unique_id", "uuid", "extra_info.index", "idx")
-# Fields with text before the question, and the separator between the two. "body" (SVAMP, ASDiv) has
-# a space, since a sentence may begin there and end in the question (Kojima et al. 2022). The
-# separators of the others' publishers differ; here it is a line break.
+# Fields whose text precedes the question -> the separator between the two. A sentence may begin in
+# "body" (SVAMP, ASDiv) and end in the question, so its separator is a space (Kojima et al. 2022).
 CONTEXTS = {"body": " "} | dict.fromkeys(
     ("context", "passage", "article", "paragraph", "table"), "\n"
 )
@@ -53,13 +54,13 @@ _NO_PART = frozenset(
 _NAME_WORD = re.compile(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*")
 # Fields of verl's rows with objects, or JSON text of objects.
 _OBJECTS = ("reward_model", "extra_info")
-# A word is two adjacent letters between spaces, or one character of a script without spaces.
+# A word is text between spaces with two adjacent letters, or a character of Chinese or Japanese.
 _WORD = re.compile(r"[^\W\d_]{2}")
 _CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _WORDS_OF_A_PART = 5
 _MISSING = object()
 
-# Text that publishers put around a question: (before, after).
+# Instructions that publishers put around a question: (text before, text after).
 WRAPPERS = (
     (
         (
@@ -82,18 +83,17 @@ COUNTDOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names of a row's fields; dotted for nested ones (`reward_model.ground_truth`); "": found
-    automatically.
+    """Names of the fields to read. Dots name nested fields (`reward_model.ground_truth`).
 
     Attributes:
-      question: one field, used alone; or several, "body+question", joined in this order, of which a
-        row may lack some.
-      required: if False, the fields of a row without a named field are found automatically:
-        evaluation files have other publishers.
-      flag: the setting of `question`, for messages.
-      columns: columns of the row that `meta["row"]` keeps as published, for reward functions; None:
-        all.
-      answered: whether a row needs a gold answer; some reward functions use none.
+      question: one field ("b"), or several to join in this order ("a+b"; a row may lack some); "":
+        found automatically.
+      answer, solution: one field each; "": found automatically.
+      required: whether a row without a named field is an error. If False, the fields of such a row
+        are found automatically, as for evaluation files of other publishers.
+      flag: the setting that gives `question`, for error messages.
+      columns: columns that `meta["row"]` keeps as published, for reward functions; None: all.
+      answered: whether each row needs a gold answer; some reward functions use none.
     """
 
     question: str = ""
@@ -109,7 +109,7 @@ class Fields:
 
 
 def question_parts(question: str, flag: str = "config.data.question_field") -> tuple[str, ...]:
-    """The fields of "body+question"; () for "". Raises ValueError for an empty or double one."""
+    """Splits "body+question" into fields; () for "". Raises ValueError for empty or equal ones."""
     parts = tuple(part.strip() for part in question.split("+")) if question else ()
     if not all(parts) or len({part.lower() for part in parts}) < len(parts):
         raise ValueError(
@@ -121,16 +121,16 @@ def question_parts(question: str, flag: str = "config.data.question_field") -> t
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One question.
+    """One question with its gold answer.
 
     Attributes:
-      id: the row's id, index, unique_id or uuid, else FILE:LINE.
-      question, answer: text, stripped.
-      solution: worked solution, empty if the file has none.
-      meta: level, type, subject, difficulty, source and similar, if given; countdown's nums.
+      id: the row's first field of `IDS`, else FILE:LINE.
+      question, answer: text without surrounding white space.
+      solution: the worked solution; "" if the row has none.
+      meta: level, type, subject, difficulty, source and similar fields, if the row has them.
       where: FILE:LINE.
-      made_of: fields of which the question was made, in lower case, with "+" between them.
-      system: the system turn that the row has before its question; "" for none.
+      made_of: the fields that make up the question, in lower case, joined by "+".
+      system: the system turn before the question; "" if there is none.
     """
 
     id: str
@@ -143,8 +143,8 @@ class Row:
     system: str = ""
 
     def encoded(self, encode: Callable[..., Sequence[int]]) -> Sequence[int]:
-        """Token ids of its prompt, by `encode` of the question and, if there is one, the system
-        turn.
+        """Returns the token ids of the prompt: `encode(question)`, or `encode(question, system)` if
+        the row has a system turn.
         """
         return encode(self.question, self.system) if self.system else encode(self.question)
 
@@ -152,14 +152,19 @@ class Row:
 def read_row(
     item: Any, where: str, fields: Fields = Fields(), answers: bool = True
 ) -> tuple[Row, dict[str, str]]:
-    """(the question of a published row, its fields with content that were not read).
+    """Converts a published row to a `Row`.
 
-    Such a field has its text if `possible_part` finds it may belong to the question, and `fields`
-    did not settle the question; else "". Without `answers` a solution is enough.
+    Args:
+      item: the row as an object, or the DataError of an unreadable row, which is raised.
+      where: FILE:LINE.
+      answers: whether a gold answer is required; otherwise a solution is enough.
+
+    Returns:
+      (row, unread fields with content). An unread field maps to its text if `possible_part` finds
+      that it may belong to the question and `fields.question` is not set; else to "".
 
     Raises:
-      DataError: no object, no question, no answer, or of the wrong type; or `item` itself, if it is
-        an error.
+      DataError: the row is not an object, or its question or answer is missing or of a wrong type.
     """
     if isinstance(item, DataError):
         raise item
@@ -202,12 +207,12 @@ def read_row(
     for name in ("id", "answer", "solution", "system"):
         _require_unicode(name, getattr(row, name))
     used = {*made_of, *read, *meta, _first(item, IDS), answer_name.lower(), solution_name.lower()}
-    # A question made of numbers lacks no text.
+    # A countdown question is complete: it is composed of nums and target.
     return row, _left(published, item, used, row, bool(parts) or "nums" in made_of)
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold; others (dates, bytes, decimals) as text."""
+    """Returns a JSON value; converts others (dates, bytes, decimals) to text."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
@@ -218,21 +223,23 @@ def _require_unicode(name: str, text: str) -> None:
     try:
         text.encode()
         if "\0" in text:
-            raise DataError(f"{name!r} holds a NUL character, at {text.index(chr(0))}")
+            raise DataError(
+                f"{name!r} holds a NUL character, at {text.index(chr(0))}; remove it from the text"
+            )
     except UnicodeEncodeError as error:  # JSON may hold half a character; no tokenizer accepts it
         raise DataError(
-            f"{name!r} is not Unicode text ({error.reason} at character {error.start})"
+            f"{name!r} is not Unicode text ({error.reason} at character {error.start}); correct it"
         ) from None
 
 
 def row_id(item: dict[str, Any], where: str) -> str:
-    """A row's id, index, unique_id or uuid, else `where` (FILE:LINE)."""
+    """Returns a row's first field of `IDS` as text, else `where` (FILE:LINE)."""
     flat = _flat(item)
     return str(flat.get(_first(flat, IDS), where))
 
 
 def _first(item: dict[str, Any], names: Iterable[str]) -> str:
-    """The first of these fields that has a value; "" if none has."""
+    """Returns the first of these fields that has a value; "" if none has one."""
     return next((name for name in names if item.get(name) is not None), "")
 
 
@@ -241,25 +248,25 @@ def _marked(item: dict[str, Any], name: str) -> str:
 
 
 def _is_proof(item: dict[str, Any]) -> bool:
-    """A proof problem, as marked in NuminaMath-1.5 and its descendants."""
+    """Returns whether a row is marked as a proof problem (NuminaMath-1.5 and derived data sets)."""
     return "proof" in (_marked(item, "answer"), _marked(item, "question_type"))
 
 
 def _is_valid(item: dict[str, Any]) -> bool:
-    """Neither problem nor solution is marked as invalid (NuminaMath-1.5)."""
+    """Returns whether neither problem nor solution is marked as invalid (NuminaMath-1.5)."""
     names = ("problem_is_valid", "solution_is_valid")
     return all(_marked(item, name) in ("yes", "true") for name in names if name in item)
 
 
 def _is_choice(item: dict[str, Any]) -> bool:
-    """Multiple choice: marked so, or the answer is a letter from A to E."""
+    """Returns whether a row is multiple choice: marked so, or answered by a letter from A to E."""
     return str(item.get("question_type")).lower() in ("mcq", "multiple-choice") or bool(
         re.fullmatch(r"\(?[A-E]\)?", str(item.get("answer")).strip())
     )
 
 
-# Filters of config.data.keep: other rows are left out and counted, usable or not. First filters of
-# the published row, then filters of its answer.
+# Filters of config.data.keep. Rows that do not pass are left out and counted. KEEP_ITEM tests the
+# published row, KEEP_ANSWER the gold answer.
 KEEP_ITEM: dict[str, Callable[[dict[str, Any]], bool]] = {
     "no_proof": lambda item: not _is_proof(_flat(item)),
     "valid": lambda item: _is_valid(_flat(item)),
@@ -270,7 +277,7 @@ KEEP_ANSWER: dict[str, Callable[[str], bool]] = {"integer": gold.is_integer}
 
 
 def keep_names(keep: str) -> tuple[str, ...]:
-    """The filters in a comma-separated text. Raises ValueError for an unknown one."""
+    """Splits a comma-separated text into filter names; raises ValueError for an unknown name."""
     names = tuple(filter(None, (name.strip() for name in keep.split(","))))
     known = (*KEEP_ITEM, *KEEP_ANSWER)
     for name in names:
@@ -283,8 +290,8 @@ def keep_names(keep: str) -> tuple[str, ...]:
 
 
 def _flat(item: dict[str, Any]) -> dict[str, Any]:
-    """Fields with names in lower case; those of reward_model, extra_info and other objects also
-    under their dotted names.
+    """Returns the fields of a row with names in lower case, and those of nested objects also under
+    their dotted names.
     """
     flat: dict[str, Any] = {}
     for name, value in item.items():
@@ -302,8 +309,8 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_nulls(item: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """None in place of cells that spell no value ("NaN"), where an only question, an answer or a
-    solution is looked for. In other columns they may be text: an option "None".
+    """Replaces cells that spell a missing value ("NaN") by None in question, answer and solution
+    columns. In other columns such a cell may be text, such as an option "None".
     """
     named = (fields.question.lower(), fields.answer.lower(), fields.solution.lower())
     wanted = {*QUESTIONS, *ANSWERS, *SOLUTIONS, *named}
@@ -314,7 +321,7 @@ def _without_nulls(item: dict[str, Any], fields: Fields) -> dict[str, Any]:
 
 
 def _walk(item: dict[str, Any], name: str, missing: Any = None) -> Any:
-    """The value under a name, dotted for nested ones; `missing` if there is no such field."""
+    """Returns the value of a field, dotted if nested; `missing` if there is no such field."""
     if name.lower() in item:
         return item[name.lower()]
     value: Any = item
@@ -329,14 +336,16 @@ def _walk(item: dict[str, Any], name: str, missing: Any = None) -> Any:
 
 def _given(item: dict[str, Any], name: str, flag: str) -> Any:
     if (value := _walk(item, name)) is None:
-        raise DataError(f"no {name!r}, which {flag} names; it has {sorted(item)}")
+        raise DataError(
+            f"{flag} names {name!r}, which has no value here; the row has {sorted(item)}"
+        )
     return value
 
 
 def _question(
     item: dict[str, Any], parts: tuple[str, ...], flag: str
 ) -> tuple[str, tuple[str, ...], set[str]]:
-    """(the question, the fields that make it up, other fields that were read for it)."""
+    """Returns (question, the fields that make it up, other fields that were read for it)."""
     if parts:
         return _named_question(item, parts, flag)
     nums = item.get("nums")
@@ -348,10 +357,11 @@ def _question(
     name = _first(item, QUESTIONS)
     if not name:
         raise DataError(
-            f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}; it has {sorted(item)}"
+            f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}: name the question's field "
+            f"with {flag}; the row has {sorted(item)}"
         )
     text, read = _question_text(item[name], name, item)
-    # A context that the question repeats is not put before it again.
+    # A context that the question already contains is not added.
     contexts = {field: _text(item[field]) for field in item if field in CONTEXTS and field != name}
     before = {
         field: part
@@ -373,7 +383,8 @@ def _named_question(
         }
     if not values:
         raise DataError(
-            f"no {' or '.join(map(repr, parts))}, which {flag} names; it has {sorted(item)}"
+            f"{flag} names {' and '.join(map(repr, parts))}, with no value here; the row has "
+            f"{sorted(item)}"
         )
     texts = {
         part.lower(): _question_text(_text(value) or value, part, item)[0]
@@ -383,7 +394,7 @@ def _named_question(
 
 
 def _joined(texts: dict[str, str]) -> str:
-    """Join texts by field, one after the other."""
+    """Joins the texts of several fields in order, with the separators of `CONTEXTS`."""
     *before, last = texts
     return (
         "".join(texts[name] + CONTEXTS.get(name.rpartition(".")[2], "\n") for name in before)
@@ -392,8 +403,8 @@ def _joined(texts: dict[str, str]) -> str:
 
 
 def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, str]:
-    """(text of a question's field, the field it is from). This is verl's raw question if `value`
-    was made of it.
+    """Returns (text of a question's field, the field it is from). If the field is a verl prompt
+    made from `extra_info.question`, returns that raw question.
     """
     read = name.lower()
     value = parsed(value, name)
@@ -409,13 +420,15 @@ def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, st
     elif isinstance(value, str) and read == "prompt":
         value = _unwrapped(value)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"no text under {name!r}, but {value!r:.60}; it has {sorted(item)}")
+        raise DataError(
+            f"the question {name!r} must be text, got {value!r:.60}; the row has {sorted(item)}"
+        )
     _require_unicode(name, value)
     return value.strip(), read
 
 
 def _text(value: Any) -> str:
-    """Text, or a list of texts as lines; empty for anything else."""
+    """Returns a text, or a list of texts joined by line breaks; "" for any other value."""
     if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     return value.strip() if isinstance(value, str) else ""
@@ -426,7 +439,7 @@ def _squeezed(text: str) -> str:
 
 
 def _leaves(item: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Fields of a row, as published; those of objects under their dotted names."""
+    """Yields the fields of a row as published, those of nested objects under dotted names."""
     for name, value in item.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", v) for inner, v in value.items())
@@ -437,8 +450,8 @@ def _leaves(item: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
 def _left(
     published: dict[Any, Any], item: dict[str, Any], used: set[str], row: Row, settled: bool
 ) -> dict[str, str]:
-    """Unread fields with content. Each has its text if that may be part of the question,
-    else "".
+    """Returns the unread fields with content: field -> its text if the text may be part of the
+    question, else "".
     """
     left = {}
     seen = set()
@@ -457,13 +470,15 @@ def _left(
 
 
 def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
-    """Text that an unread field (its name dotted if nested) may add to the row's question; "" if
-    none.
+    """Returns the text of an unread field that may belong to the row's question; "" if none may.
 
-    The field counts unless its name excludes it (`_NO_PART`). It must be text, or a list of texts,
-    of at least `_WORDS_OF_A_PART` words, and not be contained in question or solution. If it
-    repeats the question (a prompt, a whole conversation), only its other content counts, without
-    other fields of the row.
+    The field must be text, or a list of texts, of at least `_WORDS_OF_A_PART` words. Its name must
+    not say answer, solution, id, metadata or the like (`_NO_PART`), and question and solution must
+    not contain its text. If the field
+    repeats the question, as a whole conversation does, only the rest of its text is tested.
+
+    Args:
+      name: the field's name; dotted if nested.
     """
     last = name.rpartition(".")[2]
     if last.lower() in (*ANSWERS, *SOLUTIONS, *IDS, *_META) or _NO_PART & {
@@ -482,7 +497,7 @@ def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
 
 
 def _wordy(text: str) -> bool:
-    """Whether a text has at least `_WORDS_OF_A_PART` words."""
+    """Returns whether a text has at least `_WORDS_OF_A_PART` words."""
     found = (len(_CHARACTER.findall(word)) or bool(_WORD.search(word)) for word in text.split())
     return any(words >= _WORDS_OF_A_PART for words in itertools.accumulate(found))
 
@@ -498,7 +513,7 @@ def _user_turn(messages: Any, name: str) -> str:
 
 
 def _system_turn(item: dict[str, Any], names: Iterable[str]) -> str:
-    """The system turns of the conversations among these fields; "" without any."""
+    """Returns the system turns of the conversations in these fields; "" if there are none."""
     turns = [
         turn
         for name in names
@@ -518,7 +533,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
-    """(worked solution, its field); empty if there is none."""
+    """Returns (worked solution, its field); ("", "") if there is none."""
     name = given or _first(item, SOLUTIONS)
     value = _given(item, given, flag) if given else item.get(name, "")
     if isinstance(value, (list, tuple)):  # OlympiadBench: several solutions
@@ -527,18 +542,17 @@ def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
 
 
 def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple[str, str, str]:
-    """(gold answer, solution, the answer's field)."""
+    """Returns (gold answer, solution, the answer's field)."""
     name = given or _first(item, ANSWERS)
     value = _given(item, given, flag) if given else item.get(name)
-    # In copies of MATH answers in words were cut out.
+    # Some copies of MATH have "" where the answer is in words.
     if not given and (not name or (value == "" and gold.last_box(solution))):
         return _answer_in(solution, item), solution, ""
     if isinstance(value, str) and "####" in value:  # GSM8K
-        # Its thousands separators are removed, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and
-        # stays.
+        # Remove thousands separators, 1,080 -> 1080. In other data sets "1,080" may be a pair.
         text = value.rsplit("####", 1)[1].strip()
         if not text:
-            raise DataError("nothing after '####'")
+            raise DataError(f"{name!r} has nothing after '####', where GSM8K has the answer")
         if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", text):
             text = text.replace(",", "")
         return gold.answer_text(text, name), solution or value.strip(), name
@@ -549,9 +563,9 @@ def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple
 
 
 def _answer_in(solution: str, item: dict[str, Any]) -> str:
-    """Answer in the solution's last box: MATH, NuminaMath-CoT, Minerva.
+    """Returns the answer in the solution's last box (MATH, NuminaMath-CoT, Minerva).
 
-    A "solution" of one word or formula is the answer itself.
+    A solution without a box that is a single word or formula is the answer.
     """
     text = gold.last_box(solution)
     if not text and len(solution) <= 60 and re.fullmatch(r"\S+|\$[^$]+\$", solution):
@@ -559,5 +573,6 @@ def _answer_in(solution: str, item: dict[str, Any]) -> str:
     if text:
         return gold.answer_text(text, "solution")
     raise DataError(
-        f"no {' or '.join(map(repr, ANSWERS[:2]))}, and no box in a solution; it has {sorted(item)}"
+        f"no {' or '.join(map(repr, ANSWERS[:2]))}, and no box in a solution: name the answer's "
+        f"field with answer_field; the row has {sorted(item)}"
     )

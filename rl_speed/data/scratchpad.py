@@ -1,17 +1,17 @@
-"""The second embedded task: running totals modulo 10 with every step written out (a scratchpad, Nye
-et al., arXiv 2112.00114). Its difficulty is as continuous as that of a real data set.
+"""The embedded task "scratchpad": running totals modulo 10 with every step written out (Nye et al.,
+arXiv 2112.00114). Its pass rates follow those of a real data set.
 
 A question is a digit and steps, each a letter, an operator and a digit: "3a+4b~5c^9". A response
 has a line for each step, "a3+4=7b7~5=8c8^9=3": its letter, the total so far, operator, digit, "=",
 the new total (`chain.TABLES`, modulo 10). "!" removes the line before it, and the line is written
 again: "a3+4=9!a3+4=7". The answer is the remaining totals, "783", and a response is correct if all
-of them are (`rewards/scratchpad.py`). Each operator is a bijection of the total, so a wrong step
-never leads to a correct answer by luck.
+of them are (`rewards/scratchpad.py`). Each operator is a bijection of the total, so correct steps
+never turn a wrong total into a correct one.
 
-Demonstrations get a table entry, (operator, total, digit), wrong at its own `error_rate`, and write
-its `chain.misconception`. After a wrong total they remove the line with probability `REPAIR` and
-write it anew. Questions are drawn to have given pass rates (`PASS_RATES`). As entries are learnt in
-questions of medium pass rate, more questions become solvable: the frontier moves.
+A demonstration gets a table entry, (operator, total, digit), wrong with its `error_rate`, and then
+writes its `chain.misconception`. With probability `REPAIR` it removes the wrong line and writes it
+again. Questions are drawn to have given pass rates (`PASS_RATES`). When the policy learns entries
+from questions of medium pass rate, harder questions become solvable.
 
 Every question is a pure function of (split, seed, index). A hash of the text separates training and
 held-out questions, as in `chain`.
@@ -41,8 +41,7 @@ LABELS = "abcdefghijkl"
 EQUALS = "="
 BACK = "!"
 
-# Operator -> error rates of its entries, spread evenly from the first number to the second;
-# negative rates are 0.
+# Operator -> range of its entries' error rates, which are uniform in it; negative rates become 0.
 OPERATORS = {"+": (-0.30, 0.30), "-": (-0.20, 0.50), "~": (0.00, 0.70), "^": (0.10, 0.80)}
 REPAIR = 0.06
 
@@ -71,22 +70,23 @@ PASS_RATES = (
     (0.90, 0.95, 0.0637),
     (0.95, 1.01, 0.1298),
 )
-# A question's class: the first whose least pass rate, at the start of training, it reaches.
+# Class -> least pass rate at the start of training. A question is in the
+# first class whose rate it reaches.
 LEVELS = {"easy": 0.8, "middle": 0.05, "hard": 0.0}
 
 MAX_PROMPT_TOKENS = 1 + 3 * MAX_STEPS + 1
-# The longest correct response, with room for one more line, "!" and the end token.
+# The longest correct response, with room for one removed line, its "!" and the end token.
 MAX_RESPONSE_TOKENS = 6 * MAX_STEPS + 7 + 1
 
 _TRIES = 10_000
-# Tilts for drawing steps: how strongly entries of low cost are preferred.
+# Exponents t for drawing steps (`_drawing`): a larger t prefers entries of lower cost.
 _TILTS = np.concatenate([-np.geomspace(8, 0.05, 30), [0.0], np.geomspace(0.05, 60, 50)])
 _CHOICES = [(operator, digit) for operator in OPERATORS for digit in range(10)]
 
 
 @functools.cache
 def error_rate(operator: str, total: int, digit: int) -> float:
-    """Probability that a demonstration gets an entry wrong: a hash, in its operator's range."""
+    """Returns the probability that a demonstration gets an entry wrong, a hash of the entry."""
     low, high = OPERATORS[operator]
     name = f"error{operator}{total}{digit}".encode()
     at = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
@@ -94,8 +94,10 @@ def error_rate(operator: str, total: int, digit: int) -> float:
 
 
 def pass_rate(text: str) -> float:
-    """Probability that a demonstration of a question is correct, or a policy that has learnt them:
-    the product over its steps of (1 - e) + e REPAIR (1 - e), with the entries' error rates e.
+    """Returns the probability that a demonstration of a question is correct.
+
+    It is the product over the steps of (1 - e) + e REPAIR (1 - e), with the entries' error rates e,
+    and also the pass rate of a policy that has learnt the demonstrations.
     """
     total, steps = parse(text)
     rate = 1.0
@@ -106,7 +108,7 @@ def pass_rate(text: str) -> float:
 
 
 def parse(text: str) -> tuple[int, list[tuple[str, int]]]:
-    """(first total, [(operator, digit) of each step]); raises ValueError for other text."""
+    """Parses a question into (first total, [(operator, digit), ...]); ValueError for other text."""
     steps = [text[at : at + 3] for at in range(1, len(text), 3)]
     if (
         not text[:1].isdigit()
@@ -120,14 +122,14 @@ def parse(text: str) -> tuple[int, list[tuple[str, int]]]:
         )
     ):
         raise ValueError(
-            f"not a question, a digit and up to {MAX_STEPS} steps such as 'a+4' (operators "
-            f"{' '.join(OPERATORS)}), their letters in order: {text!r}"
+            f"not a question: expected a digit and 1 to {MAX_STEPS} steps such as 'a+4' (operators "
+            f"{' '.join(OPERATORS)}, letters in order); got {text!r}"
         )
     return int(text[0]), [(step[1], int(step[2])) for step in steps]
 
 
 def answer(text: str) -> str:
-    """The correct totals, one digit per step."""
+    """Returns the correct totals of a question, one digit per step."""
     total, steps = parse(text)
     written = []
     for operator, digit in steps:
@@ -137,19 +139,19 @@ def answer(text: str) -> str:
 
 
 def level(rate: float) -> str:
-    """The class of a question with this pass rate at the start of training."""
+    """Returns the class of a question with this pass rate at the start of training."""
     return next(name for name, least in LEVELS.items() if rate >= least)
 
 
 def question(split: str, seed: int, index: int) -> ChainQuestion:
-    """Question `index` of an endless split."""
+    """Returns question `index` of an endless split."""
     generator = generator_of(split, seed, index)
     text = _draw(generator, _row(generator), SPLITS[split][1])
     return _question(text, split, seed, index)
 
 
 def questions(split: str, seed: int, size: int) -> list[ChainQuestion]:
-    """A set of `size` distinct questions in mixed order, with exact shares of `PASS_RATES`."""
+    """Returns `size` distinct questions in random order, with the exact shares of `PASS_RATES`."""
     counts = exact_shares(np.array([share for *_, share in PASS_RATES]), size)
     seen: set[str] = set()
     result = []
@@ -163,7 +165,7 @@ def questions(split: str, seed: int, size: int) -> list[ChainQuestion]:
 
 
 def demonstration(seed: int, index: int, split: str = "demo") -> tuple[str, str, bool]:
-    """Demonstration `index`: a question, a response that fits, and True: an end token follows."""
+    """Returns demonstration `index`: (question, response, True, since an end token follows)."""
     generator = generator_of(split, seed, index)
     while True:
         text = _draw(generator, _row(generator), SPLITS[split][1])
@@ -173,7 +175,7 @@ def demonstration(seed: int, index: int, split: str = "demo") -> tuple[str, str,
 
 
 def _row(generator: np.random.Generator) -> int:
-    """A row of `PASS_RATES`, by its share."""
+    """Draws a row of `PASS_RATES` by its share."""
     shares = np.cumsum([share for *_, share in PASS_RATES])
     return int(np.searchsorted(shares, generator.random() * shares[-1], side="right"))
 
@@ -201,9 +203,10 @@ def _step_rate(operator: str, total: int, digit: int) -> float:
 
 @functools.cache
 def _drawing() -> tuple[np.ndarray, list[list[list[float]]]]:
-    """(mean cost of a step at each tilt, [tilt][total] cumulative probabilities of `_CHOICES`).
+    """Returns (mean cost of a step at each tilt, [tilt][total] cumulative probabilities of
+    `_CHOICES`).
 
-    A step's cost is the negative logarithm of its rate; at a tilt t it is drawn with probability
+    A step's cost is the negative logarithm of its rate. Tilt t draws it with probability
     proportional to exp(-t cost).
     """
     cost = -np.log([[_step_rate(o, total, d) for o, d in _CHOICES] for total in range(10)])
@@ -214,9 +217,9 @@ def _drawing() -> tuple[np.ndarray, list[list[list[float]]]]:
 
 
 def _draw(generator: np.random.Generator, row: int, held: bool) -> str:
-    """A question whose pass rate is in a row of `PASS_RATES`, on its side of the hash.
+    """Draws a question with a pass rate in a row of `PASS_RATES`, held out or not.
 
-    Longer ones are harder: on average 5 steps at a pass rate of 1, 10 at 0, two more or fewer.
+    Harder questions are longer: 5 steps at a pass rate of 1 and 10 at 0, up to 2.5 more or fewer.
     """
     low, high, _ = PASS_RATES[row]
     means, cumulative = _drawing()

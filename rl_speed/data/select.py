@@ -1,7 +1,5 @@
-"""Select rows for training: duplicates, a held-out split, and questions that are in an evaluation
-file.
-
-Order is never changed.
+"""Selects rows for training: removes duplicates, held-out questions, and questions of evaluation
+files. The order of the remaining rows is unchanged.
 """
 
 import functools
@@ -66,13 +64,12 @@ _GREEK = str.maketrans(
         )
     }
 )
-# Characters that stand for others and must not be read as one number with their neighbours, by the
-# tag of their decomposition.
+# Decomposition tag of a character -> format that keeps it apart from adjacent digits: x² is not x2.
 _SPREAD = {"<super>": "^{%s}", "<sub>": "_{%s}", "<fraction>": " %s ", "<circle>": " %s "}
 _IN_WORDS = "ªº™℠"
-# Marks that choose how the character before them looks.
+# Variation selectors: they change only how the character before them looks.
 _VARIANTS = re.compile("[\u034f\u180b-\u180d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-# Commands of one meaning, in lower case.
+# LaTeX commands of equal meaning, in lower case.
 _COMMANDS = tuple(
     (re.compile(rf"\\{pattern}(?![a-z])"), replacement)
     for pattern, replacement in (
@@ -87,8 +84,8 @@ _COMMANDS = tuple(
     )
 )
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-z])")
-_WORD = r"[^\W\d_]{3}"  # the end or beginning of a word; shorter ones may be variables
-# Applied in this order. "…" and "·" in the result are from here: NFKC and _SYMBOLS remove both.
+_WORD = r"[^\W\d_]{3}"  # three letters of a word; shorter runs of letters may be variables
+# Applied in this order. They insert "…" and "·", which NFKC and _SYMBOLS removed from the text.
 _MARKUP = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -119,16 +116,17 @@ _OPERATORS = frozenset("+-*/^%!'()·…")
 
 
 def duplicate_key(question: str) -> str:
-    """Key that is equal for questions that differ only in white space and case: 2+3 is not 2-3."""
+    """Returns a key that is equal for questions that differ only in white space and case."""
     return " ".join(question.split()).lower()
 
 
 @functools.lru_cache(1 << 17)
 def contamination_key(question: str) -> str:
-    """Key that is equal for questions that differ only in case, white space, punctuation and
-    markup, as copies from other publishers do. Letters, digits and marks of every script count, as
-    do operators, brackets and the bounds of numbers. An empty key (no letter or digit) matches
-    nothing.
+    """Returns a key that is equal for copies of a question from different publishers.
+
+    It ignores case, white space, punctuation, markup and spellings of a symbol. It keeps letters,
+    digits and marks of every script, operators, brackets and the bounds of numbers. A text without
+    letters and digits has the key "", which matches nothing.
     """
     text = question if question.isascii() else _spread(_VARIANTS.sub("", question))
     text = unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).translate(_SYMBOLS).casefold()
@@ -144,14 +142,14 @@ def contamination_key(question: str) -> str:
 
 
 def _spread(text: str) -> str:
-    """Text with raised and lowered characters behind ^ and _, and with fractions and numbers in
-    circles apart from their neighbours; without characters that cannot be seen.
+    """Writes superscripts and subscripts with ^ and _, puts spaces around fractions and circled
+    numbers, and removes invisible characters.
     """
     parts = []
     for tag, run in itertools.groupby(text, _tag):
         written = "".join(run)
         if tag in _SPREAD:
-            # Several fractions are as many numbers.
+            # Adjacent fractions are separate numbers.
             pieces = [written] if tag in ("<super>", "<sub>") else written
             written = "".join(_SPREAD[tag] % unicodedata.normalize("NFKC", p) for p in pieces)
         parts.append("" if tag == "Cf" else written)
@@ -167,7 +165,7 @@ def _tag(character: str) -> str:
 
 @functools.cache
 def _digit(character: str) -> str:
-    """A decimal digit of any script as that of ASCII."""
+    """Returns the ASCII digit for a decimal digit of any script; other characters unchanged."""
     return str(unicodedata.decimal(character, character))
 
 
@@ -178,7 +176,7 @@ def _counts(character: str) -> bool:
 
 
 def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
-    """(the first row of each question, the other rows, each with the row that was kept)."""
+    """Returns (the first row of each question, pairs of a dropped row and its first row)."""
     first: dict[str, Row] = {}
     kept = []
     dropped = []
@@ -193,14 +191,16 @@ def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
 
 
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """(rows to train on, held-out rows): the `count` questions with the lowest SHA-256 are held
-    out.
+    """Holds out the `count` questions with the lowest SHA-256.
 
-    So an added question replaces at most one. All rows of a held-out question leave the training
-    set; the held-out set has the first of them, lowest hash first.
+    If a question is added to the data, at most one held-out question changes.
+
+    Returns:
+      (rows to train on, held-out rows). The first have no row of a held-out question; the second
+      have one row of each, lowest hash first.
 
     Raises:
-      ValueError: there are not `count` questions and one more to train on.
+      ValueError: `count` is not positive, or the rows have too few different questions.
     """
     first: dict[str, Row] = {}
     for row in rows:
@@ -208,7 +208,7 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     if not 0 < count < len(first):
         raise ValueError(
             f"config.data.hold_out ({count}) must leave something to train on: the training file "
-            f"has {len(first)} different questions"
+            f"has {len(first)} different questions; lower it"
         )
     ranked = sorted(first, key=lambda key: hashlib.sha256(key.encode()).digest())
     held = set(ranked[:count])
@@ -218,6 +218,6 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
 
 
 def contaminated(rows: Iterable[Row], questions: Iterable[str]) -> list[Row]:
-    """The rows whose question is in `questions`, by `contamination_key`."""
+    """Returns the rows whose question is in `questions`, compared by `contamination_key`."""
     known = {contamination_key(question) for question in questions} - {""}
     return [row for row in rows if contamination_key(row.question) in known]

@@ -1,5 +1,5 @@
-"""Find and read data by its name: files, folders, patterns, several of these, or a data set of the
-Hugging Face hub.
+"""Finds and reads data by name: files, folders, patterns, data sets of the Hugging Face hub, or
+several of these.
 """
 
 import glob
@@ -18,7 +18,7 @@ _HUB_NAME = re.compile(
 )
 # SPLIT-00000-of-00002.parquet
 _SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d+)-of-(?P<count>\d+)(?:-\w+)?\.")
-# Words in names of files and folders -> their split.
+# Word in the name of a file or folder -> split.
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -31,7 +31,7 @@ _NO_DATA = ("dataset_info.json", "dataset_infos.json", _STATE_OF_SAVED, _SPLITS_
 
 
 class HubName(NamedTuple):
-    """A data set of the Hugging Face hub."""
+    """A data set of the Hugging Face hub: the name as given, and its parts."""
 
     text: str
     name: str
@@ -46,7 +46,9 @@ class Place(NamedTuple):
     """The position of a row.
 
     Attributes:
-      file: as given. name: short, and unique among the files read with it. line: from 1.
+      file: the file or data set, as given.
+      name: a short name, unique among the files of the source.
+      line: the line, or the number of the row, from 1.
     """
 
     file: str
@@ -58,20 +60,20 @@ class Place(NamedTuple):
 
     @property
     def where(self) -> str:
-        """NAME:LINE, the id of a row without one."""
+        """NAME:LINE, which is the id of a row without an id."""
         return f"{self.name}:{self.line}"
 
 
 def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
-    """Place and value (or that line's DataError) of each row of `source`.
+    """Yields (place, value) for each row of a source; an unreadable row has its DataError as value.
 
     Args:
       source: a file, a pattern, a folder or a data set of the hub, or several separated by commas
-        (the table in this room's README.md). An existing path is always a path.
+        (the table in README.md). A text that is an existing path is one path.
 
     Raises:
-      DataError: errors of `resolve`; content that does not match a file's format; or the hub has no
-        such data set or cannot be reached.
+      DataError: as `resolve`; a file's content does not match its format; or the hub has no such
+        data set or cannot be reached.
     """
     parts = resolve(source)
     for part, name in zip(parts, _short_names(parts)):
@@ -81,27 +83,27 @@ def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
 
 
 def resolve(source: str | os.PathLike) -> list[Path | HubName]:
-    """The files and data sets that `source` names, in reading order.
+    """Returns the files and data sets that a source names, in reading order.
 
     Raises:
-      DataError: no such file or folder, a pattern without a match, an ambiguous folder, or a file
-        named twice.
+      DataError: a file or folder does not exist, a pattern has no match, a folder is ambiguous, or
+        a file is named twice.
     """
     text = os.fspath(source).strip()
     several = not Path(text).exists() and "," in text
     entries = [entry.strip() for entry in text.split(",")] if several else [text]
     found = [part for entry in entries if entry for part in _resolve(entry)]
     if not found:
-        raise DataError(f"{text!r} names no file")
+        raise DataError(f"{text!r} names no file; give a file, folder, pattern or data set")
     known = [part if isinstance(part, HubName) else part.resolve() for part in found]
     for part, place in zip(found, known):
         if known.count(place) > 1:
-            raise DataError(f"{text} names {part} twice")
+            raise DataError(f"{text} names {part} twice; name each file once")
     return found
 
 
 def distinct_ids(ids: Sequence[str], files: Sequence[str]) -> list[str]:
-    """`ids`; an id that rows of several files share becomes FILE:ID."""
+    """Returns ids with the file's name before those that rows of several files share (FILE:ID)."""
     holders = defaultdict(set)
     for row_id, file in zip(ids, files):
         holders[row_id].add(file)
@@ -129,7 +131,7 @@ def _resolve(entry: str) -> Sequence[Path | HubName]:
 
 
 def _in_order(paths: Iterable[Path]) -> list[Path]:
-    """Paths sorted by name, with numbers compared as numbers."""
+    """Returns paths sorted by name, with numbers compared as numbers (shard 2 before shard 10)."""
 
     def parts(path):
         return [
@@ -144,7 +146,7 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 def _folder(folder: Path, split: str) -> list[Path]:
-    """The files of a folder's split ("": train, or all if no name has a split)."""
+    """Returns the files of a folder's split; "": train, or all files if no name has a split."""
     if (folder / _SPLITS_OF_SAVED).is_file():
         names = _read_object(folder / _SPLITS_OF_SAVED).get("splits") or []
         return _saved(folder / _choose(folder, names, split), "")
@@ -162,9 +164,9 @@ def _folder(folder: Path, split: str) -> list[Path]:
     if no_split and by_split and not split:
         raise DataError(
             f"{folder}: {no_split[0].relative_to(folder)} lies beside files of the splits "
-            f"{', '.join(by_split)}: name FOLDER@SPLIT, or the files (a pattern will do)"
+            f"{', '.join(by_split)}; give FOLDER@SPLIT, or the files or a pattern"
         )
-    # The only shards there are, such as part-00000-of-00002.parquet: their name has no split.
+    # All files are shards of one name that is no split, such as part-00000-of-00002.parquet.
     if not split and len(by_split) == 1 and not _split_of(Path(*by_split)):
         (no_split,) = by_split.values()
         return _one_set(folder, no_split)
@@ -180,7 +182,7 @@ def _holds(folder: Path) -> str:
 
 
 def _split_of(inside: Path) -> str:
-    """The split in the name of a file or of a folder around it; "" if none."""
+    """Returns the split in the name of a file or of a folder that contains it; "" if none."""
     if shard := _SHARD.match(inside.name):
         return shard["split"]
     for part in reversed(inside.parts):
@@ -197,61 +199,76 @@ def _choose(folder: Path, names: Sequence[str], split: str) -> str:
     wrong = f"no split {split!r}" if split else "no split 'train'"
     raise DataError(
         f"{folder}: {wrong}; "
-        + (f"it has {', '.join(names)} (FOLDER@SPLIT names one)" if names else "no name says one")
+        + (
+            f"it has {', '.join(names)} (give FOLDER@SPLIT)"
+            if names
+            else "no file or folder name has a split (give the folder without @)"
+        )
     )
 
 
 def _one_set(folder: Path, files: list[Path]) -> list[Path]:
-    """`files`, which must be one data set: in one folder, of one format, none missing."""
+    """Returns `files` after checking that they are one complete data set.
+
+    Raises:
+      DataError: they lie in several folders, have several formats, or a shard is missing.
+    """
     folders = {path.parent.relative_to(folder).as_posix() for path in files}
     if len(folders) > 1:
         raise DataError(
-            f"{folder}: its files lie in several folders ({', '.join(sorted(folders))}): name one"
+            f"{folder}: its files lie in several folders ({', '.join(sorted(folders))}); "
+            "give one of them"
         )
     formats = {format_of(path.name) for path in files}
     if len(formats) > 1:
         raise DataError(
             f"{folder}: files of several formats ({', '.join(sorted(formats))}), perhaps the same "
-            f"rows twice: name those of one, as {folder}/*{min(formats)}"
+            f"rows twice; give the files of one format, for example {folder}/*{min(formats)}"
         )
     shards = [found for path in files if (found := _SHARD.match(path.name))]
     for count in {int(shard["count"]) for shard in shards}:
         there = {int(shard["number"]) for shard in shards if int(shard["count"]) == count}
         if absent := sorted(set(range(count)) - there):
             raise DataError(
-                f"{folder}: {len(absent)} of {count} shards are missing (the first: number "
-                f"{absent[0]}, counted from 0). Add them, or read those that are there with a "
-                f"pattern, {folder}/*{min(formats)}"
+                f"{folder}: {len(absent)} of {count} shards are missing (the first is number "
+                f"{absent[0]}, counted from 0). Add them, or read the others with the pattern "
+                f"{folder}/*{min(formats)}"
             )
     return files
 
 
 def _saved(folder: Path, split: str) -> list[Path]:
-    """The files of a data set that `datasets` saved to disk."""
+    """Returns the files of a data set that `datasets` saved to disk."""
     state = _read_object(folder / _STATE_OF_SAVED)
     if split and split != state.get("_split"):
-        raise DataError(f"{folder}: it holds the split {state.get('_split')!r}, not {split!r}")
+        raise DataError(
+            f"{folder}: it holds the split {state.get('_split')!r}, not {split!r}; give the folder "
+            "without @, or that of another split"
+        )
     names = [file.get("filename", "") for file in state.get("_data_files") or []]
     for name in names:
         if not (folder / name).is_file():
             raise DataError(
-                f"{folder}: {name!r}, which {_STATE_OF_SAVED} names, is missing: copy it there, or "
+                f"{folder}: {name!r}, which {_STATE_OF_SAVED} names, is missing; copy it there, or "
                 "save the data set again with save_to_disk"
             )
     if not names:
-        raise DataError(f"{folder / _STATE_OF_SAVED} names no data files")
+        raise DataError(
+            f"{folder / _STATE_OF_SAVED} names no data files; save the data set again with "
+            "save_to_disk"
+        )
     return [folder / name for name in names]
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     found = read_json(path)
     if not isinstance(found, dict):
-        raise DataError(f"{path}: expected an object, got {type(found).__name__}")
+        raise DataError(f"{path}: expected a JSON object, got {type(found).__name__}")
     return found
 
 
 def _short_names(parts: Sequence[Path | HubName]) -> list[str]:
-    """Names of the files, with as much of their folders as makes them unique."""
+    """Returns the file names; with their folders below the common one if two names are equal."""
     if len({Path(str(part)).name for part in parts}) == len(parts):
         return [Path(str(part)).name for part in parts]
     paths = [os.path.abspath(str(part)) for part in parts]

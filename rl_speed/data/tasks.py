@@ -1,6 +1,6 @@
-"""The embedded tasks: endless questions that come with a policy in this package.
+"""The embedded tasks: generated questions, each task with a small policy in this package.
 
-A row of `TASKS` adds one; `experiments/sft.py` makes its policy from its demonstrations.
+Each row of `TASKS` is a task. `experiments/sft.py` trains its policy on its demonstrations.
 """
 
 import dataclasses
@@ -19,17 +19,21 @@ Encode = Callable[[str], list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddedTask:
-    """Questions, their answers and demonstrations, as pure functions.
+    """A task: pure functions for its questions and demonstrations, and its settings.
 
     Attributes:
-      name: for config.data.task. policy: for config.model.path; a folder of rl_speed/assets.
-      vocabulary: tokens, the first two for padding and end. max_prompt_tokens,
-        max_response_tokens: of the longest, with the end token.
-      question: (split, seed, index) of an endless split. questions: (split, seed, size) distinct
-        ones. demonstration: (seed, index, split) -> (question, response, whether it ends).
-      verifier: for config.reward.verifier.
-      benchmarks: classes of questions that are each a held-out set; (): one set.
-      shape: fields of a new policy's `ModelConfig`. updates: of its cold start.
+      name: the value of config.data.task.
+      policy: the value of config.model.path; a folder of rl_speed/assets.
+      vocabulary: the tokens; the first two are padding and end.
+      max_prompt_tokens: length of the longest prompt.
+      max_response_tokens: length of the longest response, with the end token.
+      question: (split, seed, index) -> a question of an endless split.
+      questions: (split, seed, size) -> that many distinct questions.
+      demonstration: (seed, index, split) -> (question, response, whether an end token follows).
+      verifier: the value of config.reward.verifier.
+      shape: fields of `ModelConfig` for a new policy.
+      updates: optimizer steps of the cold start.
+      benchmarks: question classes with a held-out set each; (): all classes in one set.
     """
 
     name: str
@@ -48,22 +52,22 @@ class EmbeddedTask:
     def prompts(
         self, split: str, seed: int, size: int, encode: Encode, encode_answer: Encode
     ) -> list[Prompt]:
-        """`questions` as prompts; `encode` uses the prompt template, `encode_answer` does not."""
+        """Returns `questions` as prompts; only `encode` applies the prompt template."""
         found = self.questions(split, seed, size)
         return [to_prompt(question, encode, encode_answer) for question in found]
 
     def build_tokenizer(self) -> Any:
-        """The task's transformers tokenizer."""
+        """Builds the task's transformers tokenizer."""
         return build_tokenizer(self.vocabulary, self.shape["max_position"])
 
     def save_tokenizer(self, directory: str | os.PathLike) -> None:
-        """See `embedded_tokenizer.save_tokenizer`."""
+        """Writes the task's tokenizer into a directory (`embedded_tokenizer.save_tokenizer`)."""
         save_tokenizer(directory, self.build_tokenizer())
 
     def source(
         self, split: str, seed: int, encode: Encode, encode_answer: Encode
     ) -> Callable[[int], Prompt]:
-        """An endless split as a function index -> Prompt, for `PromptStream`."""
+        """Returns a function index -> Prompt of an endless split, for `PromptStream`."""
         return lambda index: to_prompt(self.question(split, seed, index), encode, encode_answer)
 
 
@@ -100,5 +104,5 @@ _TASKS = (
     ),
 )
 TASKS: Mapping[str, EmbeddedTask] = {task.name: task for task in _TASKS}
-# Tasks by the policy that ships with them.
+# Policy -> task.
 POLICIES: Mapping[str, EmbeddedTask] = {task.policy: task for task in _TASKS}

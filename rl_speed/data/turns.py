@@ -1,5 +1,5 @@
-"""Read conversation turns of a data row in any form: lists of objects, their JSON text, arrays;
-content as text or as parts.
+"""Reads the conversation turns of a data row: a list or array of objects, or their JSON text.
+Content may be text or a list of text parts.
 """
 
 import ast
@@ -15,16 +15,19 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def as_python(value: Any) -> Any:
-    """A value of Arrow or NumPy as a Python value; others unchanged."""
+    """Converts an Arrow or NumPy value to a Python value; returns other values unchanged."""
     if hasattr(value, "as_py"):
         value = value.as_py()
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def parsed(value: Any, name: str) -> Any:
-    """The turns in JSON text or in Python's form of it, which pandas writes into CSV files. One
-    turn becomes a list; any other value is unchanged. Raises DataError for text that begins like
-    turns but cannot be read.
+    """Parses turns from JSON text, or from the Python literal that pandas writes into CSV files.
+
+    A single turn becomes a list. Any other value is returned unchanged.
+
+    Raises:
+      DataError: the text begins like turns but cannot be parsed.
     """
     value = as_python(value)
     if isinstance(value, dict) and "role" in value:
@@ -35,21 +38,23 @@ def parsed(value: Any, name: str) -> Any:
 
 
 def read_literal(text: str, name: str) -> Any:
-    """The value of JSON text, or of Python's form of it; raises DataError if it is neither."""
+    """Parses JSON text or a Python literal; raises DataError if the text is neither."""
     try:
         return json.loads(text)
     except ValueError as error:
         try:
             return ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise DataError(f"{name!r} looks like JSON, and is not ({error})") from None
+            raise DataError(
+                f"{name!r} looks like JSON but cannot be parsed ({error}); correct its text"
+            ) from None
 
 
 def read_turns(turns: Any, name: str) -> list[dict[str, Any]]:
-    """Turns as {"role": ..., "content": text}, with their other fields for the chat template.
+    """Returns turns as {"role": ..., "content": text}, with other fields for the chat template.
 
     Raises:
-      DataError: a turn without role or content, content that is not text, tool calls, or a loss
+      DataError: a turn has no role or content, content other than text, tool calls, or a loss
         weight.
     """
     return [_turn(as_python(turn), f"{name!r}: turn {i}") for i, turn in enumerate(turns, start=1)]
@@ -57,33 +62,33 @@ def read_turns(turns: Any, name: str) -> list[dict[str, Any]]:
 
 def _turn(turn: Any, where: str) -> dict[str, Any]:
     if not isinstance(turn, dict):
-        raise DataError(f"{where} is no object with role and content, but {turn!r:.40}")
+        raise DataError(f"{where} must be an object with role and content, got {turn!r:.40}")
     turn = {key: value for key, value in turn.items() if value is not None}
     if "role" not in turn and "from" in turn:
         role = turn.pop("from")
         turn = {"role": _ROLES.get(role, role), "content": turn.pop("value", None), **turn}
     if not isinstance(turn.get("role"), str):
-        raise DataError(f"{where} has no role; it has {sorted(turn)}")
+        raise DataError(f"{where} needs a role that is text; it has the fields {sorted(turn)}")
     where = f"{where} ({turn['role']})"
     for key in ("tool_calls", "function_call", "weight"):
         if key in turn and (key == "weight" or len(as_python(turn[key]))):
-            raise DataError(f"{where} has {key!r}, which is not read")
+            raise DataError(f"{where} has {key!r}, which is not supported; remove that field")
     return {**turn, "content": _content(turn.get("content"), where)}
 
 
 def _content(content: Any, where: str) -> str:
-    """Text, or the joined texts of its parts."""
+    """Returns the text of a turn's content; joins the texts of several parts."""
     content = as_python(content)
     parts = [content] if isinstance(content, str | dict) else content
     if not isinstance(parts, list | tuple):
-        raise DataError(f"{where} has no content, but {content!r:.40}")
+        raise DataError(f"{where} needs content: text or a list of text parts, got {content!r:.40}")
     texts = []
     for part in map(as_python, parts):
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
         if kind != "text" or not isinstance(text, str):
             raise DataError(
-                f"{where} has a part of type {kind!r} ({part!r:.40}); text is read alone"
+                f"{where} has a part of type {kind!r} ({part!r:.40}); only text parts are supported"
             )
         texts.append(text)
     return "".join(texts)

@@ -1,15 +1,15 @@
-"""Rewards of responses.
+"""Verifiers and reward functions for responses.
 
-    MathVerifier       math-verify in killable worker processes (host)
-    WorkerPool         the same workers for your own scoring function (host)
-    FunctionRewards    your own functions by name, as in `config.reward` (host)
-    ExactMatch         token equality, for the in-loop driver; pad_answers makes its arrays
-    ScratchpadMatch    the results of written-out steps, likewise
-    IntegerMatch       last boxed or last integer over token ids, for the in-loop driver;
+    MathVerifier       mathematical equality by math-verify, in killable worker processes (host)
+    WorkerPool         a user's scoring function in killable worker processes (host)
+    FunctionRewards    users' functions named in `config.reward` (host)
+    ExactMatch         token equality (compiled loop); pad_answers makes its arrays
+    ScratchpadMatch    results of written-out steps (compiled loop); pad_answers makes its arrays
+    IntegerMatch       last boxed integer or last integer in token ids (compiled loop);
                        token_bytes and encode_answers make its tables
-    format_reward, language_reward, length_aware_reward    shaping
+    format_reward, language_reward, length_aware_reward    reward shaping
 
-Names load on first use: the workers import this package, and must stay free of JAX.
+Names load on first use, because the workers import this package and must not import JAX.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""Calls a user's reward function, inside the workers of `rl_speed.rewards.custom`.
+"""Calls a user's reward function in a worker of `rl_speed.rewards.custom`.
 
-Standard library only, as are all modules that workers import.
+Standard library only, like all modules that workers import.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from rl_speed.rewards.signatures import Signature, Style, signature_of
 
 # Cause of a response for which a list function returned None.
 NOT_APPLICABLE = "not_applicable"
-# Causes that are counted for other reasons than a function's own: it may not name them.
+# Causes that the pool and the verifiers count. A function must not return one of them.
 OURS = (
     "timeout",
     "stalled",
@@ -28,7 +28,7 @@ OURS = (
     NOT_APPLICABLE,
 )
 _CAUSE = re.compile(r"[^\W\d][\w.-]{0,39}")
-_LARGEST = 3.4e38  # of float32, nearly
+_LARGEST = 3.4e38  # just below the largest float32
 
 
 @functools.cache
@@ -36,12 +36,12 @@ def _load(function: str) -> tuple[Callable[..., Any], Signature]:
     module, _, attribute = function.partition(":")
     target = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     if not callable(target):
-        raise ValueError(f"it is {target!r}, which cannot be called")
+        raise ValueError(f"it is {target!r}, which is not callable")
     return target, signature_of(target)
 
 
 def describe(function: str) -> tuple[float, str, str]:
-    """(0, "ok", its signature as JSON), or (0, "refused", why the function cannot be used)."""
+    """Returns (0, "ok", signature as JSON), or (0, "refused", why the function cannot be used)."""
     try:
         return 0.0, "ok", json.dumps(dataclasses.asdict(_load(function)[1]))
     except BaseException as error:  # a module may raise anything, or exit
@@ -49,19 +49,19 @@ def describe(function: str) -> tuple[float, str, str]:
         return 0.0, "refused", text[:500] or type(error).__name__
 
 
-# Result of a call for one response: value, cause, message, numbers by name.
+# Result for one response: (value, cause, message, numbers by name).
 Outcome = tuple[float, str, str, dict[str, float]]
 
 
 def call(
     function: str, rows: Sequence[dict[str, Any]] | None = None, wait_s: float | None = None
 ) -> tuple[float, str, str]:
-    """(0, "ok", the outcomes as JSON) of a function for responses; `describe` without rows.
+    """Calls a function for responses. Returns (0, "ok", outcomes as JSON).
 
     Args:
-      rows: arguments by name, for each response; several if the function takes lists or is
-        asynchronous.
-      wait_s: wall-clock seconds after which an asynchronous call is given up.
+      rows: arguments by name for each response; more than one row only if the function takes lists
+        or is asynchronous. None: returns `describe(function)`.
+      wait_s: wall-clock limit of an asynchronous call, in seconds; None: no limit.
     """
     if rows is None:
         return describe(function)
@@ -96,9 +96,15 @@ def _call_with_lists(
             "return a list"
         )
     if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
-        raise TypeError(f"it returned {result!r:.60} for {len(rows)} responses, not a list")
+        raise TypeError(
+            f"it returned {result!r:.60} for {len(rows)} responses, not a list: return one value a "
+            "response"
+        )
     if len(result) != len(rows):
-        raise ValueError(f"it returned {len(result)} values for {len(rows)} responses")
+        raise ValueError(
+            f"it returned {len(result)} values for {len(rows)} responses: return one "
+            "value a response"
+        )
     outcomes = [_outcome(value, style) for value in result]
     return [
         (value, cause, message, {**numbers, **more})
@@ -107,7 +113,7 @@ def _call_with_lists(
 
 
 class _Log:
-    """TRL's two logging functions for reward functions: numbers are kept for each response."""
+    """TRL's functions `log_extra` and `log_metric`; stores the numbers of each response."""
 
     def __init__(self, size: int):
         self.by_response: list[dict[str, float]] = [{} for _ in range(size)]
@@ -123,7 +129,7 @@ class _Log:
 
 @functools.cache
 def _loop() -> Any:
-    """The worker's event loop, kept because a module's open clients belong to it."""
+    """Returns the worker's event loop. Clients that a module opens stay bound to it."""
     import asyncio
 
     return asyncio.new_event_loop()
@@ -135,7 +141,7 @@ async def _together(
     rows: Sequence[dict[str, Any]],
     wait_s: float | None,
 ) -> list[Outcome]:
-    """Calls the function for all responses at once; a failure costs only its own response."""
+    """Calls the function for all responses concurrently; a failure affects only its response."""
     import asyncio
 
     tasks = [asyncio.ensure_future(target(**row)) for row in rows]
@@ -147,7 +153,7 @@ async def _together(
 
     def outcome(task: asyncio.Task) -> Outcome:
         if task in late:
-            return 0.0, "stalled", f"no answer within {wait_s:g} s", {}
+            return 0.0, "stalled", f"no result within {wait_s:g} s", {}
         if task.cancelled():
             return 0.0, "exception", "CancelledError", {}
         if (error := task.exception()) is None:
@@ -159,7 +165,7 @@ async def _together(
 
 
 def _require_result(result: Any) -> None:
-    """Raises TypeError for a result that must still be awaited."""
+    """Raises TypeError if a result is awaitable."""
     if isinstance(result, Awaitable):
         if inspect.iscoroutine(result):
             result.close()
@@ -170,7 +176,7 @@ def _require_result(result: Any) -> None:
 
 
 def _outcome(result: Any, style: Style) -> Outcome:
-    """A function's result for one response; an invalid one becomes an exception with the reason."""
+    """Converts a function's result for one response; an invalid one has the cause "exception"."""
     try:
         _require_result(result)
         if result is None and style.batched:
@@ -179,43 +185,44 @@ def _outcome(result: Any, style: Style) -> Outcome:
         numbers = {}
         if isinstance(result, Mapping):
             if "score" not in result:
-                raise TypeError(f"it returned a dict without 'score': {sorted(map(str, result))}")
+                raise TypeError(
+                    f"it returned a dict without 'score': {sorted(map(str, result))}; put the "
+                    "value under 'score'"
+                )
             numbers = _numbers({k: v for k, v in result.items() if k != "score"})
             result = result["score"]
         elif isinstance(result, tuple) and result and style.label.startswith("verl"):
-            result = result[0]  # the rest is for people
+            result = result[0]  # verl uses only the first element
         elif isinstance(result, tuple) and len(result) == 2:
             result, cause = result
             _require_cause(cause)
         value = _number(result)
         if value is None:
-            raise TypeError(f"it returned {result!r:.60}, not a number")
+            raise TypeError(f"it returned {result!r:.60}, not a number: return a finite number")
         if not abs(value) <= _LARGEST:  # rewards are float32; this form also catches NaN
-            raise ValueError(f"it returned {value}")
+            raise ValueError(f"it returned {value}: return a finite number")
     except (TypeError, ValueError) as error:
         return 0.0, "exception", str(error), {}
     return value, cause, "", numbers
 
 
 def _require_cause(cause: Any) -> None:
-    """Raises ValueError for a cause that would be counted as a failure of another kind, or be a
-    metric of its own for every text.
-    """
+    """Raises ValueError for a cause that is not one word or that is in `OURS`."""
     if not (isinstance(cause, str) and _CAUSE.fullmatch(cause)):
         raise ValueError(
-            f"it returned (number, {cause!r:.60}), whose second element is the cause that the "
-            "response is counted under: a name of one word such as 'no_box', the same for all "
-            "responses of a kind. To log numbers, return a dict with 'score'"
+            f"it returned (number, {cause!r:.60}). The second element must be a cause, which "
+            "counts responses of one kind: one word such as 'no_box'. To log numbers, return a "
+            "dict with 'score'"
         )
     if cause in OURS:
         raise ValueError(
-            f"it returned the cause {cause!r}, which counts what befalls a function ("
-            f"{', '.join(OURS)}): name it otherwise, for example 'own_{cause}'"
+            f"it returned the cause {cause!r}, which is reserved ({', '.join(OURS)}): use another "
+            f"name, for example 'own_{cause}'"
         )
 
 
 def _number(value: Any) -> float | None:
-    """A number of any kind, arrays and tensors included, as float; None for anything else."""
+    """Converts a number, also in an array or tensor of one element, to float; else returns None."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         return None
     try:
@@ -225,11 +232,11 @@ def _number(value: Any) -> float | None:
 
 
 def _numbers(found: Mapping[Any, Any]) -> dict[str, float]:
-    """The finite numbers among named values."""
+    """Returns the finite numbers among named values."""
     numbers = {_metric_name(name): _number(value) for name, value in found.items()}
     return {n: v for n, v in numbers.items() if v is not None and abs(v) <= _LARGEST}
 
 
 def _metric_name(name: Any) -> str:
-    """A cause or a key as a part of a metric's name."""
+    """Replaces characters that a metric's name must not have."""
     return re.sub(r"[^\w.-]", "_", str(name))

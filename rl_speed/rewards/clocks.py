@@ -1,4 +1,4 @@
-"""Processor time that a session's processes used, and time they waited for a processor."""
+"""Measures the processor time of a session's processes, and their time waiting for a processor."""
 
 import dataclasses
 import os
@@ -9,8 +9,11 @@ import psutil
 
 @dataclasses.dataclass(frozen=True)
 class Used:
-    """Seconds of processor time that a session used, and seconds it waited for a processor (NaN if
-    the system does not report this).
+    """Time that a session used.
+
+    Attributes:
+      processor_s: processor time in seconds.
+      queued_s: seconds waiting for a processor; NaN if the system does not report it.
     """
 
     processor_s: float = 0.0
@@ -21,7 +24,11 @@ class Used:
 
 
 def session_use(leader: int) -> Used:
-    """Use of the session of process `leader`: its processes, and children they waited for."""
+    """Returns the use of a session's processes and of children they waited for.
+
+    Args:
+      leader: process id of the session leader.
+    """
     processor_s = queued_s = 0.0
     for pid in psutil.pids():
         try:
@@ -37,8 +44,9 @@ def session_use(leader: int) -> Used:
 
 
 def waited_s(pid: int) -> float:
-    """Seconds a process was ready to run but had no processor (Linux: /proc/PID/schedstat,
-    nanoseconds).
+    """Returns the seconds that a process was ready to run but had no processor; NaN if unknown.
+
+    Source: /proc/PID/schedstat of Linux, in nanoseconds.
     """
     try:
         return int(pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9

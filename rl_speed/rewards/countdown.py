@@ -2,7 +2,7 @@ r"""Countdown: reach a target with + - * / from given numbers,
 each used exactly once (as in TinyZero).
 
 A verifier for `config.reward.verifier="rl_speed.rewards.countdown:score"`, and an example of a
-user's reward function: standard library only, and nothing is executed.
+user's reward function. Standard library only; responses are parsed, not executed.
 """
 
 import ast
@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from rl_speed.answers import closing_brace
 
-MAX_CHARACTERS = 400  # of an expression; a longer one cannot answer a handful of numbers
+MAX_CHARACTERS = 400  # of an expression; a few numbers need far fewer
 
 _OPERATIONS = {
     ast.Add: operator.add,
@@ -34,13 +34,15 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def score(response: str, answer: str, meta: dict) -> float:
-    r"""1 if the answer is an expression of value `target` that uses every one of `meta["nums"]`
-    exactly once and nothing else; else 0.
+    r"""Returns 1 if the answer is an expression of value `target` that uses each number of
+    `meta["nums"]` exactly once and no others; else 0.
 
-    The answer is the last <answer>...</answer>, or else the last \boxed{...}. "= target" may follow
-    it. The target is `meta["target"]`, or the gold answer. Values are exact fractions.
+    The answer is the last <answer>...</answer>, else the last \boxed{...}; "= target" may follow
+    it. The target is `meta["target"]`, else the gold answer. Values are exact fractions.
 
-    Raises KeyError if `meta` has no "nums", ValueError if the target is no integer.
+    Raises:
+      KeyError: `meta` has no "nums".
+      ValueError: the target is not an integer.
     """
     numbers = [int(n) for n in meta["nums"]]
     target = int(meta.get("target", answer))
@@ -58,7 +60,7 @@ def score(response: str, answer: str, meta: dict) -> float:
 
 
 def extract(response: str) -> str | None:
-    r"""The content of the last answer tag, or if there is none of the last \boxed{}; else None."""
+    r"""Returns the content of the last answer tag, else of the last \boxed{}, else None."""
     if tagged := _TAGGED.findall(response):
         return tagged[-1].strip()
     _, boxed, rest = response.rpartition(r"\boxed{")
@@ -67,18 +69,25 @@ def extract(response: str) -> str | None:
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """(value, its integers with repetition) of an expression of integers, + - * / and brackets.
+    """Evaluates an expression of integers, + - * / and brackets.
 
-    Raises ValueError for anything else, ZeroDivisionError if it divides by zero.
+    Returns:
+      (value, the integers in it with repetition).
+
+    Raises:
+      ValueError: the text is another expression, or longer than `MAX_CHARACTERS`.
+      ZeroDivisionError: it divides by zero.
     """
     if len(expression) > MAX_CHARACTERS:
-        raise ValueError(f"an expression of {len(expression)} characters")
+        raise ValueError(
+            f"the expression has {len(expression)} characters; the limit is {MAX_CHARACTERS}"
+        )
     while (plain := _FRACTION.sub(r"((\1)/(\2))", expression)) != expression:
         expression = plain
     for sign, meaning in _SIGNS.items():
         expression = expression.replace(sign, meaning)
     if not re.fullmatch(r"[0-9+\-*/()\s]+", expression):
-        raise ValueError(f"{expression!r} has other signs than digits, + - * / and brackets")
+        raise ValueError(f"{expression!r} must have only digits, + - * / and brackets")
     try:
         tree = ast.parse(" ".join(expression.split()), mode="eval")
     except (SyntaxError, MemoryError, RecursionError) as error:

@@ -3,10 +3,9 @@
     def brevity(response: str, length: int) -> float:
         return -length / 1000
 
-The parameter names decide how a function is called (`rl_speed.rewards.signatures.STYLES`). What it
-may ask for and return is in this room's README.md. Functions run in killable workers
-(`WorkerPool`): a hang, crash, exception or lack of memory makes that response's value 0, and is
-counted.
+The names of its parameters decide how a function is called (`rl_speed.rewards.signatures.STYLES`).
+README.md lists the parameters and results. Functions run in killable workers (`WorkerPool`): after
+a hang, a crash, an exception or lack of memory the response's value is 0, and the cause is counted.
 """
 
 import dataclasses
@@ -26,16 +25,16 @@ from rl_speed.rewards.signatures import FIELDS, ROW, Signature
 
 _log = logging.getLogger(__name__)
 _CALL = "rl_speed.rewards.call:call"
-# Factor for a worker's limit over its call's limit: the call ends one response, the worker all.
+# Limit of a worker as a multiple of its call's limit. The call's limit ends only one response.
 _GRACE = 1.1
-# The response for trying out a function, in the formats that reward functions look for.
+# The response for `try_out`, in the formats that reward functions look for.
 _MADE_UP = "<think>\nLet us see.\n</think>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
 _MADE_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """A reward added to accuracy: `weight` times the value of `function`, logged as `name`."""
+    """An extra reward: `weight` times the value of `function`, logged as `name`."""
 
     function: str
     weight: float = 1.0
@@ -46,9 +45,10 @@ class Extra:
 
 
 def parse_extra(text: str) -> list[Extra]:
-    """The rewards of "module:function=weight, module:function"; the default weight is 1.
+    """Parses "module:function=weight, module:function"; the default weight is 1.
 
-    Raises ValueError for other text, a weight that is not finite, and two functions of one name.
+    Raises:
+      ValueError: the text has another form, a weight is not finite, or two functions have one name.
     """
     found: list[Extra] = []
     for part in filter(None, map(str.strip, text.split(","))):
@@ -56,14 +56,17 @@ def parse_extra(text: str) -> list[Extra]:
         try:
             extra = Extra(function, float(weight) if equals else 1.0)
         except ValueError:
-            raise ValueError(f"{part!r}: {weight!r} is not a number") from None
+            raise ValueError(
+                f"{part!r}: {weight!r} is not a number; give a finite weight"
+            ) from None
         if not is_function(function):
-            raise ValueError(f"{part!r} does not read module:function=weight")
+            raise ValueError(f"{part!r} must have the form module:function=weight")
         if not math.isfinite(extra.weight):
             raise ValueError(f"{part!r}: the weight must be finite")
         if any(extra.name == other.name for other in found):
             raise ValueError(
-                f"two functions are called {extra.name!r}, and rewards are logged by name"
+                f"two functions are called {extra.name!r}, but rewards are logged by "
+                "name: rename one"
             )
         found.append(extra)
     return found
@@ -72,9 +75,10 @@ def parse_extra(text: str) -> list[Extra]:
 def check_functions(
     functions: Sequence[str], memory_limit_mb: int | None = 1024, timeout_s: float = 60.0
 ) -> list[Signature]:
-    """How to call each function, found by an import in a worker, where it will run.
+    """Imports each function in a worker and returns how to call it.
 
-    Raises ValueError with the first function that cannot be used, and why.
+    Raises:
+      ValueError: a function cannot be used; the message has the function and the reason.
     """
     with WorkerPool(
         _CALL, 1, timeout_s, memory_limit_mb=memory_limit_mb, start_timeout_s=timeout_s
@@ -93,7 +97,7 @@ def _signature(pool: WorkerPool, function: str) -> Signature:
 
 
 def row_columns(signatures: Sequence[Signature]) -> tuple[str, ...] | None:
-    """Columns of a prompt's row that functions may read; None: all."""
+    """Returns the columns of a prompt's row that functions may read; None: all."""
     columns = [signature.columns for signature in signatures]
     if None in columns:
         return None
@@ -101,10 +105,11 @@ def row_columns(signatures: Sequence[Signature]) -> tuple[str, ...] | None:
 
 
 class FunctionRewards:
-    """Values of "module:function" for responses, from killable workers; a context manager.
+    """Calls functions "module:function" for responses in killable workers; a context manager.
 
     Attributes:
-      counts, last_message: as of `WorkerPool`; "not_applicable" is None from a list function.
+      counts: items by cause, as in `WorkerPool`; "not_applicable" counts None from a list function.
+      last_message: the latest message for each cause.
     """
 
     fields = ("answer", "question", "meta")
@@ -118,11 +123,13 @@ class FunctionRewards:
         stall_s: float | None = None,
         batch_size: int = 32,
     ):
-        """Starts no workers yet.
+        """Workers start with the first call.
 
-        Args: see `WorkerPool`; timeout_s and stall_s are for one call of one function.
-          batch_size: responses per call of a list function, and concurrent calls of an async
-            function in one worker.
+        Args:
+          workers, memory_limit_mb: as in `WorkerPool`.
+          timeout_s, stall_s: as in `WorkerPool`, for one call of one function.
+          batch_size: most responses per call of a list function, and most concurrent calls of an
+            async function in one worker.
         """
         for function in functions:
             if not is_function(function):
@@ -159,7 +166,7 @@ class FunctionRewards:
         self._pool.close()
 
     def signature(self, function: str) -> Signature:
-        """How one of the functions is called. Raises ValueError if it cannot be used."""
+        """Returns how a function is called; raises ValueError if it cannot be used."""
         if function not in self._known:
             self._known[function] = _signature(self._pool, function)
         return self._known[function]
@@ -167,8 +174,11 @@ class FunctionRewards:
     def try_out(self, known: Mapping[str, Any]) -> None:
         """Calls each function for a made-up response to a prompt; a list function for two.
 
-        `known` is the prompt's "answer", "question" and "meta". Raises ValueError, with the reason
-        and the arguments, if a function gives no value.
+        Args:
+          known: the prompt's "answer", "question" and "meta".
+
+        Raises:
+          ValueError: a function fails; the message has the reason and the arguments.
         """
         sample = {
             **known,
@@ -207,14 +217,16 @@ class FunctionRewards:
         self._pool.counts.clear()
 
     def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
-        """The first function as verifier (`rl_speed.rewards.scorer.Verifier`)."""
+        """Returns the results of the first function (see `rl_speed.rewards.scorer.Verifier`)."""
         return self.evaluate(samples)[0]
 
     def evaluate(self, samples: Sequence[dict[str, Any]]) -> list[Judged]:
-        """Results of every function for R responses; counts causes and logs failures."""
+        """Returns each function's results for R responses; counts causes and logs failures."""
         for sample in samples:
             if missing := set(FIELDS) - set(sample):
-                raise ValueError(f"a response without {', '.join(sorted(missing))}")
+                raise ValueError(
+                    f"a response without {', '.join(sorted(missing))}; give all fields"
+                )
         found = self._evaluate(self.functions, samples)
         self.counts["retried"] += self._pool.counts["retried"]
         self._pool.counts.clear()
@@ -234,7 +246,9 @@ class FunctionRewards:
     def _evaluate(
         self, functions: Sequence[str], samples: Sequence[dict[str, Any]], halve: bool = True
     ) -> list[Judged]:
-        """`evaluate` without counting. Without `halve` a failed call fails all its responses."""
+        """Implements `evaluate` without counting. If not `halve`, a failed call fails all its
+        responses.
+        """
         size = len(samples)
         rows = {
             function: [
@@ -264,12 +278,12 @@ class FunctionRewards:
                     slow.append((function, places))
         for function, places in slow:
             if not any(outcomes[function][place][1] in UNGRADED for place in places):
-                # Each of them has a value: together they exceeded one call's limits.
+                # Each response has a value alone: only the list exceeded the limits of a call.
                 self._sizes[function] = min(self._sizes[function], max(1, len(places) // 2))
         return [self._judged(outcomes[function]) for function in functions]
 
     def _split(self, function: str, size: int) -> list[range]:
-        """Places of each call's responses: one per call, or an equal share if lists are allowed."""
+        """Splits `size` responses into calls, of one response each or of lists where allowed."""
         signature = self.signature(function)
         most = 1
         if signature.convention.batched or signature.asynchronous:
@@ -282,7 +296,7 @@ class FunctionRewards:
         rows: Mapping[str, Sequence[dict[str, Any]]],
         outcomes: dict[str, list[Any]],
     ) -> list[tuple[str, range, str, str]]:
-        """Makes these calls; returns the failed ones, with cause and message."""
+        """Makes these calls; returns the failed ones with cause and message."""
         _, causes, texts = self._pool.replies(
             [(f, [rows[f][place] for place in places], self._wait_s) for f, places in tasks]
         )

@@ -1,4 +1,4 @@
-"""Exact match of token sequences: a verifier that runs inside the compiled sampler."""
+"""Exact match of token sequences, a verifier for the compiled loop."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,24 +10,27 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ExactMatch:
-    """Whether a response's tokens are the answer's; a verifier for `sample_adaptive`.
+    """Tests whether a response's tokens equal the answer's; a verifier for `sample_adaptive`.
 
-    Called with (tokens i32[R, T], lengths i32[R], (answers i32[R, A], answer_lengths i32[R]));
-    returns f32[R]. Tokens beyond a length are not read, so the padding token may equal an end
-    token. Answers have no end token.
+    Maps (tokens i32[R, T], lengths i32[R], (answers i32[R, A], answer_lengths i32[R])) to f32[R], 0
+    or 1. Answers have no end token. Tokens beyond a length are ignored, so the padding token may be
+    an end token.
 
     Attributes:
-      end_ids: the first of these ends a response. One without any was truncated, and is incorrect.
+      end_ids: end tokens; the first of them ends a response. A response without one was truncated
+        and is incorrect.
 
     Raises:
-      ValueError: end_ids is empty: no response could be correct.
+      ValueError: end_ids is empty.
     """
 
     end_ids: tuple[int, ...]
 
     def __post_init__(self):
         if not self.end_ids:
-            raise ValueError("end_ids is empty; a response is complete only with an end token")
+            raise ValueError(
+                "end_ids is empty; give the end tokens, without which no response is complete"
+            )
 
     def __call__(
         self, tokens: jax.Array, lengths: jax.Array, answer: tuple[jax.Array, jax.Array]
@@ -43,7 +46,7 @@ class ExactMatch:
 def first_end(
     tokens: jax.Array, lengths: jax.Array, end_ids: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """(whether each row has an end token bool[R], its position i32[R], 0 if it has none)."""
+    """Returns (whether each row has an end token, bool[R]; its first position, i32[R], else 0)."""
     is_end_RxT = jnp.isin(tokens, jnp.asarray(end_ids, tokens.dtype))
     is_end_RxT &= jnp.arange(tokens.shape[1]) < lengths[:, None]
     return is_end_RxT.any(axis=1), jnp.argmax(is_end_RxT, axis=1)
@@ -52,10 +55,14 @@ def first_end(
 def pad_answers(
     answers: Sequence[np.ndarray], capacity: int = 0, names: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens i32[P, capacity], lengths i32[P]) of ragged answers, for `ExactMatch`.
+    """Pads ragged answers to (tokens i32[P, capacity], lengths i32[P]), for `ExactMatch`.
 
-    Capacity 0: the longest answer. Raises ValueError with the name, or the place, of an answer that
-    is empty or too long.
+    Args:
+      capacity: tokens per answer; 0: the length of the longest.
+      names: names of the answers for errors; default: their indices.
+
+    Raises:
+      ValueError: an answer is empty or too long.
     """
     lengths = np.array([len(ids) for ids in answers], np.int32)
     padded = np.zeros((len(answers), capacity or max(1, *lengths)), np.int32)

@@ -1,4 +1,4 @@
-"""Shaping rewards: the form, the language and the length of a response."""
+"""Shaping rewards for the format, the language and the length of a response."""
 
 import collections
 import functools
@@ -17,15 +17,17 @@ def format_reward(
     think_open: str = "<think>",
     think_close: str = "</think>",
 ) -> np.ndarray:
-    """0.2 for each of five checks of a think-then-summarise response: f32[R] in [0, 1].
+    """Returns 0.2 for each of five checks of a think-then-summarise response: f32[R] in [0, 1].
 
-    The checks: it starts with the opening tag; it has the closing tag; there is text between the
-    two; there is text after the closing tag; it ends with the end-of-text token. White space is not
-    text. If a chat template put the opening tag in the prompt, prepend it. `ended`: whether each
-    response's last token was an end token.
+    The checks: the response starts with the opening tag; has the closing tag; has text between the
+    two; has text after the closing tag; ends with an end token. White space is not text.
+
+    Args:
+      responses: texts. If a chat template put the opening tag into the prompt, prepend it.
+      ended: whether each response's last token is an end token.
 
     Raises:
-      ValueError: `ended` has another length.
+      ValueError: `ended` and `responses` have different lengths.
 
     Source: Bae et al., arXiv 2504.03380.
     """
@@ -44,10 +46,10 @@ def format_reward(
 
 
 def language_reward(responses: Sequence[str]) -> np.ndarray:
-    """The share of each response's characters that are English mathematics: f32[R].
+    """Returns the share of each response's characters that occur in English mathematics: f32[R].
 
-    These are ASCII letters, white space and any Unicode number, punctuation or symbol. An empty
-    response scores 0.
+    These characters are ASCII letters, white space, and Unicode numbers, punctuation and symbols.
+    An empty response gets 0.
 
     Source: Bae et al., arXiv 2504.03380.
     """
@@ -79,20 +81,24 @@ def length_aware_reward(
     reference: str = "all",
     literal: bool = False,
 ) -> jax.Array:
-    """R = clip(r / (1 + exp(-alpha (l_ref - len))), low, high): rewards responses shorter than
-    their group's.
+    """Returns R = clip(r / (1 + exp(-alpha (l_ref - len))), low, high): f32[R].
+
+    Responses shorter than their group's reference length l_ref get more.
 
     Args:
-      rewards: f32[R], of the verifier.
-      lengths: i32[R], tokens (not words) of the response, its replayed prefix included.
+      rewards: f32[R], r, the verifier's rewards.
+      lengths: i32[R], len, tokens of the response, its replayed prefix included.
       group_ids: i32[R] in [0, num_groups), or -1 for padding rows, which get 0.
-      alpha: per token. low, high: the bounds m and M.
+      alpha: slope per token.
+      low, high: the bounds m and M.
       reference: l_ref is the group's mean length over "all" or over "correct" (r > 0) responses.
-      literal: the formula as written, which gives `low` for an incorrect answer. By default a
-        reward that is not positive is kept, as in the released code.
+      literal: whether to apply the formula to all rewards, so that an incorrect response gets
+        `low`. By default a reward of at most 0 is unchanged, as in the released code.
 
-    Returns: f32[R]. Raises: ValueError for another `reference`.
-    Source: RPO, Yi et al..
+    Raises:
+      ValueError: `reference` is another word.
+
+    Source: RPO, Yi et al.
     """
     if reference not in ("all", "correct"):
         raise ValueError(f'reference must be "all" or "correct", got {reference!r}')

@@ -1,7 +1,7 @@
-"""Grading of one response with the Math-Verify library, run by `MathVerifier`'s workers.
+"""Grades one response with the Math-Verify library, in the workers of `MathVerifier`.
 
-Only workers import it, at their start. So a missing library fails at once, by name, and the import
-does not count in any item's time limit.
+Only workers import this module, at their start, so a missing library is reported at once and the
+import does not count in an item's time limit.
 """
 
 import collections
@@ -48,25 +48,23 @@ _KIND = re.compile(
 # A gold answer that is a whole solution.
 _IN_PROSE = re.compile(r"\\fbox|answer\s+is|answer\s*:", re.IGNORECASE)
 _BASE = re.compile(r"\d_\s*\{?\s*(\d+)\s*\}?$")  # the base of a number, if it is not ten
-# We handle units ourselves: the library reads a letter at the end as a unit.
+# `rl_speed.answers` handles units. The library would read a letter at the end as a unit.
 _NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _SEARCH = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
-# Words, options and names of points; two or three small letters are a product.
+# Words, options and names of points. Two or three lower-case letters are a product.
 _WORD = re.compile(r"[A-Za-z]{4,}|[A-Z][a-z]+|[A-Z]{2,}|[A-Z]+\d+[A-Z\d]*")
 _SHORT_WORDS = frozenset(
     "yes no on off red one two six ten odd all any sun mon tue wed thu fri".split()
 )
 _PERCENT = UnevaluatedExpr(sympy.Rational(1, 100))
-_MAX_DIGITS = 10_000  # of a number that is worked out
+_MAX_DIGITS = 10_000  # of a power or factorial that is evaluated
 _PRECISE = 200  # digits to which constants without decimals are evaluated
-_EQUAL = 150  # leading digits of them that must agree
+_EQUAL = 150  # leading digits of such constants that must agree
 
 
 def warm_up():
-    """Grades one answer of each kind: on the first of a kind, the libraries import modules and
-    build tables for up to 0.3 s.
-    """
+    """Grades one answer of each kind, so that the libraries import modules and build tables now."""
     for gold, answer in [
         ("0.5", r"\frac{1}{2}"),
         ("x^2+3x+2", "(x+1)(x+2)"),
@@ -82,7 +80,7 @@ def warm_up():
 def grade(
     response: str, gold: str, mode: str, float_rounding: int, strict: bool, allow_set_relation: bool
 ):
-    """Grades one response. Returns its value, or (value, cause); see `MathVerifier`."""
+    """Returns the value of one response, or (value, cause). The arguments are in `MathVerifier`."""
     answer = find_answer(response) if mode == "free" else last_box(response)
     return _judge(answer, gold, float_rounding, strict, allow_set_relation)
 
@@ -100,7 +98,7 @@ def _judge(answer, gold, float_rounding, strict, allow_set_relation):
     if same or unknown:
         return float(same), "gold_unparsable" if unknown else "ok"
     if named := _named_parts(gold):
-        # The library forgets which value has which name.
+        # The library would ignore which value belongs to which name.
         others = _named_parts(answer)
         if others and others.keys() != named.keys():
             return 0.0
@@ -134,13 +132,13 @@ def _judge(answer, gold, float_rounding, strict, allow_set_relation):
 
 @functools.lru_cache(maxsize=4096)
 def read(text):
-    """The SymPy object of a whole text; None if it cannot be read completely."""
+    """Parses a text into a SymPy object; None if the library cannot read all of it."""
     text = normalise(text)
     if partial(text):
         return None
     if _WORD.fullmatch(text) or text in _SHORT_WORDS:
-        text = rf"\text{{{text}}}"  # a word, and no product of its letters
-    # Upright subscripts are subscripts; the library cuts such a name in two.
+        text = rf"\text{{{text}}}"  # otherwise the library reads a product of its letters
+    # Replace upright subscripts by plain ones: the library would split such a name.
     latex = normalize_latex(_UPRIGHT.sub(r"_{\1}", text), _NORMALIZATION)
     for part in dict.fromkeys((latex, get_last_eq(latex))):
         try:
@@ -160,12 +158,12 @@ def read(text):
 
 
 def _too_large(value):
-    """Whether it has a power or factorial with too many digits to evaluate."""
+    """Returns whether a value has a power or factorial with more than `_MAX_DIGITS` digits."""
     return any(_digits(x) > _MAX_DIGITS for x in value.atoms(sympy.Pow, sympy.factorial))
 
 
 def _digits(value):
-    """Upper bound on the digits of the absolute value; loose for names and functions."""
+    """Returns an upper bound on the digits of the absolute value; loose for names and functions."""
     if value.is_Rational:
         return math.log10(max(abs(value.p), 1))
     if value.is_Pow:
@@ -183,21 +181,23 @@ def _whole_number(value):
 
 @functools.lru_cache(maxsize=4096)  # a group's samples share one gold answer
 def read_gold(gold):
-    r"""(SymPy object or None, the label that was removed or "").
+    r"""Returns (SymPy object of a gold answer or None, the label that was removed or "").
 
-    A label is a quantity's name before an equals sign, "I_{\max} = "; the library removes those of
-    one letter. A gold answer that cannot be read with its label is read without.
+    A label is a quantity's name before an equals sign, "I_{\max} = ". It is removed if the answer
+    cannot be read with it; the library itself removes labels of one letter.
     """
     text = bare(gold)
     if re.match(r"\\+boxed\s*\{", text) and last_box(text) is None:
-        text = text.partition("{")[2]  # a missing closing brace: gold answers are not truncated
+        text = text.partition("{")[
+            2
+        ]  # the closing brace is missing; a gold answer is never truncated
     elif "\\boxed" in text or (_IN_PROSE.search(text) and read(text) is None):
         text = find_answer(text) or ""
     if extreme := _extreme(text):
         if (without := read(text[extreme.end() :])) is not None:
             return without, _plain(extreme.group(1))
     if text.count("=") > 1 and _EXTREME.search(text):
-        return None, ""  # of a maximum and a minimum the library would read only one
+        return None, ""  # the library would read only one of a maximum and a minimum
     value = read(text)
     if value is None and (label := _LABEL.match(text)):
         if (value := read(text[label.end() :])) is not None:
@@ -206,15 +206,16 @@ def read_gold(gold):
 
 
 def _extreme(text):
-    r"""The match of a maximum's or minimum's label, as in S_{\triangle,\max} = 2\sqrt{3}. The
-    library cannot read it, and would take a number from the rest as the answer.
+    r"""Matches the label of a maximum or minimum, as in S_{\triangle,\max} = 2\sqrt{3}.
+
+    The library cannot read such a label, and would take a number from the rest as the answer.
     """
     return _EXTREME.match(text) if text.count("=") == 1 else None
 
 
 def _without_label(answer, label):
-    """The answer without the label that was removed from the gold answer. If the gold answer has
-    none, a maximum's or minimum's label is removed.
+    """Removes from an answer the label that was removed from the gold answer; if none was, removes
+    the label of a maximum or minimum.
     """
     text = bare(answer)
     if extreme := _extreme(text):
@@ -224,9 +225,10 @@ def _without_label(answer, label):
 
 
 def _contradicts(answer, gold):
-    """Whether labels (maximum, minimum), units, bases, kinds of list, or the number of times that a
-    list has a part differ, which the library would not compare. An answer without label, unit or
-    base contradicts nothing.
+    """Returns whether answer and gold differ in something that the library does not compare.
+
+    These are labels (maximum, minimum), units, bases, the kind of list, and how often a part occurs
+    in a list. Labels, units and bases are compared only if both texts have them.
     """
     wanted = _kinds(gold)
     found = _kinds(answer)
@@ -247,8 +249,8 @@ def _contradicts(answer, gold):
 
 
 def _bracketed(text):
-    """The kind of a list: a "point" (or interval) in parentheses or brackets, a "set" in braces, a
-    bare "list"; "" for anything else.
+    """Returns the kind of a list: "point" (or interval) in parentheses or brackets, "set" in
+    braces, "list" without either; "" for any other text.
     """
     text = normalise(text)
     if re.fullmatch(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]", text):
@@ -259,12 +261,12 @@ def _bracketed(text):
 
 
 def _parts(text):
-    """Parts of a bare list, in the form in which texts are compared."""
+    """Returns the parts of a list without brackets, as `_plain` text."""
     return [_plain(part) for part in normalise(text).split(",")]
 
 
 def _named_parts(text):
-    """{name: value} of "x = 1, y = 2" and the like; {} for anything else."""
+    """Parses "x = 1, y = 2" into {name: value}; {} for any other text."""
     parts = [
         part.partition("=")
         for part in re.split(r",|;|\\text\{\s*and\s*\}|\band\b", normalise(text))
@@ -275,14 +277,15 @@ def _named_parts(text):
 
 
 def _kinds(text):
-    """The subset of {"max", "min"} named by the labels of a text."""
+    """Returns which of {"max", "min"} occur in the labels of a text."""
     labels = bare(text).rpartition("=")[0]
     return {found.group(found.lastindex).lower() for found in _KIND.finditer(labels)}
 
 
 def _plain(text):
-    """A text without layout, to be compared. Braces and spaces that part letters or digits stay: 1
-    2 is not 12, and x^{n+1} is not x^n+1.
+    """Removes layout from a text, to compare it with another.
+
+    Keeps spaces and braces that matter: "1 2" is not "12", and x^{n+1} is not x^n+1.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", normalise(text))
     text = re.sub(r"([_^])\s*\{\s*(\w)\s*\}", r"\1\2 ", text)
@@ -291,7 +294,7 @@ def _plain(text):
 
 
 def _same_argument(answer, gold):
-    """The answer with the gold's letter as function argument: f(t) = 3t becomes f(x) = 3x."""
+    """Replaces the function argument by that of the gold answer: f(t) = 3t becomes f(x) = 3x."""
     used, wanted = (
         {x for call in value.atoms(AppliedUndef) for x in [call.args]} for value in (answer, gold)
     )
@@ -303,18 +306,18 @@ def _same_argument(answer, gold):
     return answer if want[0] in answer.free_symbols else answer.xreplace({have[0]: want[0]})
 
 
-# Search (mode "free"): which part of a text without a box is its answer.
+# Search (mode "free"): finds the answer in a text without a box.
 
 _MARKER = re.compile(r"answer\s*(?:is)?\s*:[\s*]*(\S.*)", re.IGNORECASE)
-# No quantifier here backtracks: a long text is read once.
+# Possessive quantifiers do not backtrack, so a long text is scanned once.
 _ATOM = r"(?:\\[A-Za-z]++|\d++(?:[.,]\d++)*+|[!^_(){}\[\]]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _JOIN = r"(?:\s*(?:[-+*/=<>,;:]|(?:and|or)\b)\s*|)"
-# An explanation may begin here, after an answer.
+# Start of an explanation after an answer.
 _CLAUSE = re.compile(
     r"(?<!\.)\.(?:\s|$)|[,;]\s+(?=[A-Za-z]{2,})(?!and\b|or\b)|\s+\((?=[A-Za-z])"
     r"|\s+(?=(?:because|since|as|which|where|so|for)\b)"
 )
-# Words and signs before or after a number that change what it states: "at least 5", "5 or 6".
+# Words and signs before or after a number that change its meaning: "at least 5", "5 or 6".
 _MODIFIED = re.compile(
     r"(?:\b(?:not|minus|negative|least|most|than|except|unless|root of|about|roughly|never|of"
     r"|without|between|to)|[<>≥≤≠±~≈^]|\\(?:ge|le|geq|leq|ne|neq|pm|approx)\b)\s*(?:\$\s*)?$",
@@ -336,7 +339,7 @@ _AREA = re.compile(r"\s*[A-Za-z]{1,2}[²³]")
 
 
 def find_answer(text):
-    """The text of the answer as the library would find it; None if there is none.
+    """Returns the text of the answer as the library would find it; None if there is none.
 
     In this order: after the last "final answer is"; the last box; after "answer:" on its line, if
     all of it can be read; the library's search result, extended to the whole expression.
@@ -348,7 +351,7 @@ def find_answer(text):
     text = text[max(0, final) :]
     text = re.sub(r"\*\*(?!\w)|(?<!\w)\*\*", " ", text)  # bold
     for marker in list(_MARKER.finditer(text))[-1:]:
-        # The line, or what stands before the first clause of it that explains.
+        # The line, or its text before the first explanation.
         for answer in (marker[1], _CLAUSE.split(marker[1], maxsplit=1)[0]):
             if read(answer) is not None:
                 return answer
@@ -366,17 +369,17 @@ def find_answer(text):
 
 
 def _rank(found):
-    """Sort key: the library takes the match that ends last, and of these the longest."""
+    """Returns the sort key of a match: the library takes the last end, then the longest match."""
     return found.end(), -found.start()
 
 
 def _whole(text, found):
-    """The text of a library match, extended to the whole expression."""
+    """Returns the text of a library match, extended to the whole expression."""
     groups = found.groupdict()
     formula = min((found.start(n) for n in groups if "_latex" in n and groups[n]), default=0)
     before = re.sub(r"(?:\$+|\\[(\[])$", "", text[max(0, formula - 30) : formula])
     if _MODIFIED.search(before):
-        return before + found[0]  # as a whole, which is not readable
+        return before + found[0]  # `read` refuses this text
     formulas = [v for name, v in groups.items() if "_latex" in name and v]
     if formulas:
         percent = [v for name, v in groups.items() if name.endswith("percent") and v]
@@ -390,18 +393,18 @@ def _whole(text, found):
     first = before.start() if before else start
     last = end if _AREA.match(text, end) else _BEHIND.match(text, end).end()
     if _CHANGED.match(text, last) or _MODIFIED.search(text[max(0, first - 30) : first]):
-        return text[max(0, first - 30) : last + 30]  # which cannot be read
+        return text[max(0, first - 30) : last + 30]  # `read` refuses this text
     if (first, last) == (start, end) and groups.get("decimal2"):  # a decimal comma
         return groups["integer2"] + groups["decimal2"].replace(",", ".") + (groups["percent"] or "")
     return text[first:last].strip()
 
 
-# Number comparison, instead of the library's rule, which compares all to six decimals.
+# Comparison of numbers. It replaces the library's rule, which compares all to six decimals.
 
 
 def _numbers_equal(gold, answer, float_rounding, numeric_precision):
-    """Compares exactly if both sides are exact. If one has a decimal, compares to `float_rounding`
-    decimals, and to `float_rounding` - 1 digits: .0000672 is not .0000673.
+    """Compares exact numbers exactly. If one is a decimal, compares to `float_rounding` decimals
+    and to `float_rounding` - 1 digits: .0000672 is not .0000673.
     """
     if isinstance(gold, MatrixBase) and isinstance(answer, MatrixBase):
         return gold.shape == answer.shape and all(
@@ -413,7 +416,7 @@ def _numbers_equal(gold, answer, float_rounding, numeric_precision):
     if gold.free_symbols | answer.free_symbols:
         return gold == answer  # otherwise the library's symbolic rule decides
     pairs = [(gold, answer)]
-    if gold.has(_PERCENT) != answer.has(_PERCENT):  # 10% may also mean 10
+    if gold.has(_PERCENT) != answer.has(_PERCENT):  # 10% also equals 10
         pairs.append(
             (gold.xreplace({_PERCENT: sympy.S.One}), answer.xreplace({_PERCENT: sympy.S.One}))
         )
@@ -441,7 +444,7 @@ def _close(a, b, float_rounding):
 
 
 def _exact(value):
-    """The value with decimals replaced by exact fractions, evaluated."""
+    """Replaces decimals by exact fractions and evaluates."""
     return value.xreplace({x: sympy.Rational(str(x)) for x in value.atoms(sympy.Float)}).doit()
 
 
@@ -449,7 +452,7 @@ _library_solves = grader.sympy_solve_and_compare
 
 
 def _solutions_equal(gold, answer, *settings):
-    """Equations without solutions are not equal for that reason: x^2 = -1 is not x^2 = -2."""
+    """Returns False for equations without solutions: x^2 = -1 is not x^2 = -2."""
     if isinstance(gold, sympy.Eq) and not sympy.solve(gold, gold.free_symbols):
         return False
     return _library_solves(gold, answer, *settings)

@@ -1,8 +1,8 @@
-"""Verifiers for integer answers inside the compiled loop, over token ids of any tokenization.
+"""Verifier for integer answers in the compiled loop, for any tokenizer.
 
-A table holds the bytes of every token. Only the last `window` tokens of a response are read; the
-host counts answers before them (`beyond_window`). Only plain integers are correct: an unusual but
-correct answer may be missed, but no incorrect one is accepted.
+A table has the bytes of every token. Only the last `window` tokens of a response are read; the host
+counts answers before them (`beyond_window`). Only plain integers are accepted, so a correct answer
+in an unusual form may be missed, but no incorrect answer is accepted.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from rl_speed import answers
 Array = jax.Array
 
 BOXES = (b"\\boxed", b"\\fbox")
-# Text allowed between boxes of one answer: these characters, "and" and "or".
+# Characters that may separate boxes of one answer; the letters are those of "and" and "or".
 _GAP = b" \n\t$,;&+andor"
 MODES = ("boxed", "last")
 
 
 def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
-    """u8[V, width]: the bytes of each token in running text, 0 after the end.
+    """Returns the bytes of each token in running text, padded with 0: u8[V, width].
 
-    A longer token keeps its first bytes. Unless it is white space, the last of these becomes a
-    letter: a cut can then hide, but not create, an integer or a box.
+    A longer token is cut. Unless it is white space, its last byte becomes a letter, so that a cut
+    can hide an integer or a box but cannot create one.
     """
     table = np.zeros((vocab_size, width), np.uint8)
     special = set(tokenizer.all_special_ids)
@@ -49,16 +49,17 @@ def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """Byte -> character in the vocabulary of a byte-level BPE (GPT-2)."""
+    """Returns byte -> character in the vocabulary of a byte-level BPE (GPT-2)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     odd = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(odd)}
 
 
 def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray:
-    """Integers as i32[P, digits + 2]: sign (1 or -1), number of digits, the digits in order.
+    """Encodes integers as i32[P, digits + 2]: sign (1 or -1), number of digits, digits in order.
 
-    Raises ValueError with the answer that is no integer, or has more digits.
+    Raises:
+      ValueError: an answer is not an integer, or has too many digits.
     """
     rows = []
     for answer in answers:
@@ -66,11 +67,13 @@ def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray
             value = int(str(answer).replace(",", "").strip())
         except ValueError:
             raise ValueError(
-                f"{answer!r} is not an integer; the integer verifiers take nothing else"
+                f"{answer!r} is not an integer; use another verifier, or leave this answer out"
             ) from None
         text = str(abs(value))
         if len(text) > digits:
-            raise ValueError(f"{answer!r} has {len(text)} digits; there is room for {digits}")
+            raise ValueError(
+                f"{answer!r} has {len(text)} digits; the integer verifier takes at most {digits}"
+            )
         padded = map(int, text.ljust(digits, "0"))
         rows.append([-1 if value < 0 else 1, len(text), *padded])
     return np.asarray(rows, np.int32).reshape(-1, digits + 2)
@@ -78,15 +81,16 @@ def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerMatch:
-    """Whether a response's answer is the gold integer; a verifier for `sample_adaptive`.
+    """Tests whether a response's answer is the gold integer; a verifier for `sample_adaptive`.
 
-    Called with (tokens i32[S, T], lengths i32[S], answer i32[S, D + 2] from `encode_answers`);
-    returns f32[S].
+    Maps (tokens i32[S, T], lengths i32[S], answer i32[S, D + 2] of `encode_answers`) to f32[S], 0
+    or 1.
 
     Attributes:
-      table: from `token_bytes`. end_ids: tokens that end a response and are not part of its text.
-      mode: "boxed": the content of the last \\boxed{} or \\boxed 7; "last": the last integer.
-      window: number of last tokens of a response that are read.
+      table: the bytes of each token, from `token_bytes`.
+      end_ids: end tokens, which are not part of the text.
+      mode: "boxed": the answer is in the last \\boxed{} or \\boxed 7; "last": the last integer.
+      window: number of tokens at the end of a response that are read.
     """
 
     table: np.ndarray
@@ -103,12 +107,12 @@ class IntegerMatch:
             tokens, lengths, jnp.asarray(self.table), tuple(self.end_ids), self.window
         )
         start, end, found = (last_box if self.mode == "boxed" else last_number)(text, used)
-        # An answer at the window's start may have begun before it.
+        # An answer at the window's start may be only the end of a longer one.
         found &= (start > 0) | (lengths <= self.window)
         return (found & same_integer(text, start, end, answer)).astype(jnp.float32)
 
     def beyond_window(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """bool[S], on the host: the response has an answer, but none in the window."""
+        """Returns whether the only answers are before the window: bool[S]. Runs on the host."""
         found = np.zeros(len(lengths), bool)
         for row in np.flatnonzero(lengths > self.window):
             ids = tokens[row, : lengths[row]]
@@ -130,7 +134,7 @@ class IntegerMatch:
 def last_text(
     tokens: Array, lengths: Array, table: Array, end_ids: tuple[int, ...], window: int
 ) -> tuple[Array, Array]:
-    """(bytes i32[S, B] of the last `window` tokens without gaps, number of bytes i32[S])."""
+    """Returns (bytes i32[S, B] of the last `window` tokens, without gaps; their number i32[S])."""
     at = jnp.maximum(lengths - window, 0)[:, None] + jnp.arange(window)
     valid = at < lengths[:, None]
     ids = jnp.take_along_axis(tokens, jnp.minimum(at, tokens.shape[1] - 1), axis=1)
@@ -144,9 +148,10 @@ def last_text(
 
 
 def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
-    """(start, end, found) of the last \\boxed{} or \\fbox{}'s content up to the first closing
-    brace, or of the number after one without braces. Not found if the last box is open, or one of
-    several boxes of one answer: `rl_speed.answers.last_box` joins those.
+    """Returns (start, end, found), each [S], of the content of the last \\boxed{} or \\fbox{}.
+
+    The content ends at the first closing brace; without braces it is the number after the command.
+    `found` is False if the last box is not closed or is one of several boxes of one answer.
     """
     at = jnp.arange(text.shape[1])
 
@@ -194,9 +199,9 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
 
 
 def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
-    """(start, end, found) of the last run of digits and commas, with its sign.
+    """Returns (start, end, found), each [S], of the word with the last digit.
 
-    A number with a fraction, or next to a letter, is found, and then is no plain integer.
+    The word may be no integer, such as 1/2 or 3x; `same_integer` tests it.
     """
     at = jnp.arange(text.shape[1])
     inside = at < used[:, None]
@@ -215,7 +220,7 @@ def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
 
 
 def same_integer(text: Array, start: Array, end: Array, answer: Array) -> Array:
-    """bool[S]: the bytes from `start` to `end` are a plain integer, and it is the answer."""
+    """Returns whether the bytes from `start` to `end` are the answer, a plain integer: bool[S]."""
     count = text.shape[1]
     room = answer.shape[1] - 2
     at = jnp.arange(count)

@@ -1,4 +1,4 @@
-"""Results of a verifier or reward function, and the check that ends a run when it always fails."""
+"""Results of a verifier or reward function, and the check that ends a run if every call fails."""
 
 import collections
 import dataclasses
@@ -8,8 +8,7 @@ import numpy as np
 
 from rl_speed.rewards.pool import UNGRADED
 
-# A run ends after this many failed responses in a row, of at least two prompts. A single response
-# that cannot be judged, or a single row that a function cannot read, does not end it.
+# A run ends after this many failed responses in a row, from at least two prompts.
 MANY = 8
 
 
@@ -18,10 +17,10 @@ class Judged:
     """Values of R responses.
 
     Attributes:
-      values: f32[R]; 0 where there is none.
-      causes: the cause under which each is counted.
-      numbers: f32[R] by name, which a function returned with its values; NaN where it did not.
-      message: why the latest response without a value has none.
+      values: f32[R]; 0 for a failed response.
+      causes: the cause under which each response is counted.
+      numbers: name -> f32[R], other numbers that a function returned; NaN where it returned none.
+      message: reason of the latest failure; "" if none failed.
     """
 
     values: np.ndarray
@@ -31,34 +30,39 @@ class Judged:
 
     @property
     def failed(self) -> np.ndarray:
-        """bool[R]: whether there is no value."""
+        """Whether each response failed, so that it has no value: bool[R]."""
         return np.isin(self.causes, UNGRADED)
 
 
 def counted(lost: Mapping[str, int]) -> str:
-    """Numbers by cause, for people."""
+    """Formats counts by cause as text."""
     return ", ".join(f"{n} ({cause})" for cause, n in lost.items())
 
 
 class RewardError(RuntimeError):
-    """A verifier or a reward function fails on every response: training would go on with zeros."""
+    """Raised if a verifier or a reward function fails for every response."""
 
     exit_status = 1
 
 
 class FailureWatch:
-    """Ends a run whose verifier or reward function fails on whole generation calls."""
+    """Detects that a verifier or reward function fails for all responses."""
 
     def __init__(self) -> None:
         self._count: collections.Counter[str] = collections.Counter()
         self._prompts: dict[str, set[Hashable]] = {}
 
     def see(self, name: str, failed: np.ndarray, prompts: Sequence[Hashable], message: str) -> None:
-        """Records one call: `failed` bool[R] and `message` are from `Judged`, `name` is for errors.
+        """Records the responses of one generation call.
+
+        Args:
+          name: the configuration field, for errors.
+          failed: bool[R], `Judged.failed`.
+          prompts: the prompt of each response, or a key of it.
+          message: `Judged.message`.
 
         Raises:
-          RewardError: all responses failed, in this call and since the last value: `MANY` or more,
-            of at least two prompts.
+          RewardError: at least `MANY` responses in a row failed, from at least two prompts.
         """
         if not failed.size:
             return
@@ -72,7 +76,7 @@ class FailureWatch:
         if self._count[name] >= MANY and len(of) > 1:
             raise RewardError(
                 f"{name}: every call failed for the last {self._count[name]} responses, of "
-                f"{len(of)} prompts; the latest: {message}. Responses without a value are worth 0: "
-                "nothing can be learnt from them. Mend the function, or what it waits for, and "
-                "give the same command again"
+                f"{len(of)} prompts; the latest: {message}. Failed responses get reward 0, so "
+                "training would learn nothing. Correct the function, or the service it calls, "
+                "and run the same command again"
             )

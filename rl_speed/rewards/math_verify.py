@@ -1,8 +1,8 @@
-"""Mathematical equality of a response's answer and the gold answer, by the Math-Verify library.
+"""Scores responses by mathematical equality with the gold answer, using the Math-Verify library.
 
-The library runs in the killable workers of `rl_speed.rewards.pool`; only they import it, through
-`rl_speed.rewards.grading`. Its own time limits are off: they are signals, which work only on the
-main thread.
+Only the killable workers of `rl_speed.rewards.pool` import the library, through
+`rl_speed.rewards.grading`. The library's own time limits are off, because they use signals, which
+work only on the main thread.
 """
 
 import logging
@@ -31,22 +31,22 @@ class MathVerifier:
         \boxed{1} and \boxed{2}, count as one set. No box, or a last box left open by truncation, is
         incorrect.
       "free": searches the whole text as the library does: "final answer is", a box, "answer:", then
-        the last LaTeX or plain number, extended to its whole expression. It is generous, for
-        evaluating models that were not told to box.
+        the last LaTeX or plain number, extended to its whole expression. This is for evaluating
+        models whose prompt does not ask for a box.
 
-    Gold answer and answer are normalized (`rl_speed.answers`), and read completely or not at all.
-    Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in dollars, in a box, or a text that
-    contains one of these. A gold answer that cannot be parsed is matched word for word; it is
-    logged once, and its items are counted as "gold_unparsable".
+    Gold answer and answer are normalized (`rl_speed.answers`). An answer that cannot be parsed
+    completely counts as "unread". Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in
+    dollars, in a box, or a text that contains one of these. A gold answer that cannot be parsed
+    matches only the same text; it is logged once, and its items count as "gold_unparsable".
 
     Attributes:
       counts: Counter of items by cause: those of `WorkerPool`, "no_answer" (nothing to compare),
         "unread" (the answer cannot be read completely) and "gold_unparsable".
-      last_message: as of `WorkerPool`.
+      last_message: the latest message for each cause, as in `WorkerPool`.
       unparsable_golds: the distinct gold answers that could not be parsed.
 
-    The library answers "not equal" on errors inside SymPy, out of memory included. "exception" and
-    "memory" count only errors that it lets through.
+    The library returns "not equal" on errors inside SymPy, out of memory included. The causes
+    "exception" and "memory" count only errors that it raises.
     """
 
     fields = ("answer",)
@@ -65,14 +65,15 @@ class MathVerifier:
         recycle_after: int | None = 5000,
     ):
         """Args:
-        workers: processes. One scores about 500 plain numbers a second, or 25 to 50 points, sets or
-          polynomials (`experiments/bench.py scoring`).
-        timeout_s, stall_s: as in `WorkerPool`, for one item with its parsing.
-        float_rounding: decimals for comparing a decimal number, and one more than its compared
-          digits; numbers without decimals are compared exactly.
-        strict: variables keep their names: f(x) is not f(y), and a set is not a tuple.
-        allow_set_relation: an inequality may answer a set (1 < x < 2 for (1, 2)). Off by default:
-          it also accepts the problem's own inequality, unsolved.
+        workers: number of processes. One scores about 500 plain numbers a second, or 25 to 50
+          points, sets or polynomials (`experiments/bench.py scoring`).
+        timeout_s, stall_s: as in `WorkerPool`, for parsing and comparing one item.
+        mode: "boxed" or "free".
+        float_rounding: decimals to which decimal numbers are compared; they are also compared to
+          `float_rounding` - 1 digits. Numbers without decimals are compared exactly.
+        strict: whether names of variables count: f(x) is not f(y), and a set is not a tuple.
+        allow_set_relation: whether an inequality may answer a set (1 < x < 2 for (1, 2)). This also
+          accepts the unsolved inequality of the problem.
         memory_limit_mb, recycle_after: as in `WorkerPool`; SymPy's caches grow with use.
         """
         if mode not in MODES:
@@ -115,17 +116,21 @@ class MathVerifier:
     def score(self, responses: list[str], golds: list[str]) -> np.ndarray:
         """Returns the rewards, 0 or 1, in order: f32[R].
 
-        Raises ValueError for lists of different length, TypeError for anything but strings, and
-        RuntimeError if workers cannot start.
+        Raises:
+          ValueError: the lists have different lengths.
+          TypeError: an item is not a string.
+          RuntimeError: the workers cannot start.
         """
         return self.score_detailed(responses, golds)[0]
 
     def score_detailed(
         self, responses: list[str], golds: list[str]
     ) -> tuple[np.ndarray, list[str]]:
-        """`score` with the cause of each item: (f32[R], list of R strings)."""
+        """Returns the rewards and the cause of each item: (f32[R], list of R strings)."""
         if len(responses) != len(golds):
-            raise ValueError(f"{len(responses)} responses but {len(golds)} gold answers")
+            raise ValueError(
+                f"{len(responses)} responses but {len(golds)} gold answers; give one for each"
+            )
         for name, texts in (("responses", responses), ("golds", golds)):
             for i, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -144,9 +149,7 @@ class MathVerifier:
         return values, causes
 
     def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
-        """`score_detailed` of samples with "response" and "answer"
-        (`rl_speed.rewards.scorer.Verifier`).
-        """
+        """Scores samples with "response" and "answer" (see `rl_speed.rewards.scorer.Verifier`)."""
         values, causes = self.score_detailed(
             [s["response"] for s in samples], [s["answer"] for s in samples]
         )

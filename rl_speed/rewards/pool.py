@@ -1,14 +1,14 @@
 """A pool of killable worker processes for scoring functions that may hang, crash or use up memory.
 
-Some expressions keep a grader in C code that no signal interrupts, and time limits by signals work
-only on the main thread. Here every item runs in a process that the parent
-can kill. A failure costs only that item its reward, and is counted by cause.
+Signals cannot interrupt C code, and time limits by signals work only on the main thread. Here every
+item runs in a process that the parent can kill. A failed item gets 0, is counted by cause, and does
+not affect other items.
 
-An item's limit is *processor* time, so that its result does not depend on the machine's load. The
-worker measures it and replies. If there is no reply, the parent reads the processor clocks of the
-worker's whole session, children included, and kills the session. A wall-clock limit ends a sleeping
-item; waiting for a processor is not sleep. An item that was not at fault runs once more, alone, and
-that result counts.
+An item's limit is *processor* time, so its result does not depend on the machine's load. The worker
+measures the time. If no reply comes, the parent reads the processor clocks of the worker's session,
+children included, and kills the session. A wall-clock limit ends a sleeping item; waiting for a
+processor is not sleep. If the cause of a failure may lie outside the item, the item runs once more,
+alone, and the second result counts.
 
 Workers are started as `python worker.py`. They are not forked (a JAX process must not fork), and
 multiprocessing's spawn is not used (it runs the caller's main module again, with JAX).
@@ -33,11 +33,11 @@ import numpy as np
 from rl_speed.rewards.clocks import Used, session_use
 
 CAUSES = ("ok", "timeout", "stalled", "crash", "memory", "exception")
-UNGRADED = CAUSES[1:]  # the function gave no value, so the reward is 0
+UNGRADED = CAUSES[1:]  # causes of items without a value, whose reward is 0
 # Default wall-clock limit, as a multiple of the processor-time limit.
 STALL_FACTOR = 6
-# An item that gets no processor for this multiple of its wall-clock limit is given up, and runs
-# once more.
+# After this multiple of its wall-clock limit an item is stopped even if it only waited for a
+# processor; it runs once more.
 _PATIENCE = 20
 
 # A worker's reply about an item (worker.py).
@@ -53,37 +53,37 @@ _CLOCK_GRAIN_S = 0.02
 
 @dataclasses.dataclass(eq=False)
 class _Worker:
-    """The parent's state of a worker. Times in seconds; `used` are results of `session_use`."""
+    """The parent's state of a worker, with times in seconds."""
 
     process: subprocess.Popen
     connection: Connection
-    limit_s: float  # processor time for its current work: first its start, then an item
-    stall_s: float  # wall-clock time for which it may sleep
+    limit_s: float  # limit on processor time of its current work: its start, then an item
+    stall_s: float  # limit on wall-clock time asleep
     started: float  # start of its current work, from time.monotonic()
     look: float  # when to read its clocks next; infinite when idle
-    used: Used  # its use when the current work began
-    cold: bool  # no item has succeeded in it, and none was replayed before it was ready
+    used: Used  # `session_use` when the current work began
+    cold: bool  # no item has succeeded in this worker or was replayed at its start
     ready: bool = False
     item: int | None = None
     served: int = 0
-    haunted: bool = False  # processes started by earlier items are alive
+    haunted: bool = False  # processes that earlier items started are alive
 
 
 class WorkerPool:
     """Scores items in worker processes: `with WorkerPool("module:function", 4, 5.0) as pool`.
 
-    The workers import the function, with the caller's `sys.path` and working directory. It takes an
-    item's fields as arguments, and returns a number, (number, cause) to count the item under its
-    own cause, or (number, cause, message) with a text for `replies`. All values are picklable
-    builtins. An item may run more than once. Calls from several threads take turns.
+    The workers import the function with the caller's `sys.path` and working directory. The function
+    gets an item's fields as arguments. It returns a number, (number, cause) to count the item under
+    its own cause, or (number, cause, message) with a text for `replies`. All values are picklable
+    builtins. An item may run more than once. Calls from several threads run one after the other.
 
     Attributes:
-      counts: Counter of items by cause. "ok"; "timeout" (more processor time than the limit);
+      counts: Counter of items by cause: "ok"; "timeout" (more processor time than the limit);
         "stalled" (slept longer than the wall-clock limit); "crash" (the worker died); "memory"
-        (MemoryError under the limit); "exception" (anything else raised, or a value that is not
-        finite); and the function's own causes. All but "ok" and the function's own score 0.
-        "retried" is no cause: it counts items that ran once more, alone.
-      last_message: the latest detail for each cause.
+        (MemoryError under the limit); "exception" (another exception, or a value that is not
+        finite); and the function's own causes. Items of the five causes after "ok" get 0. The key
+        "retried" counts items that ran once more, alone.
+      last_message: the latest message for each cause.
     """
 
     def __init__(
@@ -99,21 +99,23 @@ class WorkerPool:
         warm_up: tuple[tuple[str, tuple], ...] = (),
         rehearsal: tuple | None = None,
     ):
-        """Starts no workers yet: they start at the first call, or at `start()`.
+        """Workers start at the first call, or at `start()`.
 
         Args:
+          function: "module:function".
+          workers: number of processes.
           timeout_s: seconds of processor time for one item and the processes it starts.
           stall_s: wall-clock seconds for which one item may sleep, neither computing nor waiting
             for a processor; None: `STALL_FACTOR` times `timeout_s`.
           memory_limit_mb: address space of one worker (RLIMIT_AS) in MiB; None: no limit.
-          recycle_after: a worker is replaced after this many items; None: never.
+          recycle_after: number of items after which a worker is replaced; None: never.
           start_timeout_s: seconds of processor time for a worker to import the function and run
             `warm_up` (and `STALL_FACTOR` times as many asleep).
           warm_up: ("module:function", arguments) that each worker calls once at its start.
-          rehearsal: an item that each worker runs at its start, so no item pays for the function's
-            first-call compilation and imports. None: later workers replay the first item that
-            succeeds. Until then the first item of one worker at a time may use `start_timeout_s`
-            more. If an item exceeds even that, no more extra time is given.
+          rehearsal: an item that each worker runs at its start, so that compilation and imports of
+            a first call count in no item's time. None: new workers replay the first item that
+            succeeded. Until one has, the first item of one worker at a time may use
+            `start_timeout_s` more; after an item exceeds that, no item gets extra time.
         """
         if workers < 1 or not timeout_s > 0 or (recycle_after is not None and recycle_after < 1):
             raise ValueError(
@@ -130,8 +132,8 @@ class WorkerPool:
         self.counts = collections.Counter(dict.fromkeys((*CAUSES, "retried"), 0))
         self.last_message: dict[str, str] = {}
         self._function = function
-        # Users' modules are in the folder where the program was started. It is last, so its modules
-        # hide no installed ones.
+        # Users' modules are in the working directory. It is last in the search path, so its modules
+        # do not hide installed ones.
         self._extra_path = os.getcwd()
         self._size = workers
         self._timeout_s = timeout_s
@@ -141,13 +143,13 @@ class WorkerPool:
         self._start_timeout_s = start_timeout_s
         self._warm_up = warm_up
         self._known_good = rehearsal  # an item for new workers to replay
-        self._head_start_s = start_timeout_s if rehearsal is None else 0.0  # of a cold worker
-        self._wanted = 0  # grows with the calls, up to `workers`: few items need few
+        self._head_start_s = start_timeout_s if rehearsal is None else 0.0  # extra time when cold
+        self._wanted = 0  # workers to start; grows with the items of a call, up to `workers`
         self._failed_starts = 0
         self._closed = False
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
-        # Workers die with the thread that started them (worker.py), so that thread lives as long as
+        # Workers die with the thread that started them (worker.py), so this thread lives as long as
         # the pool.
         self._spawner = concurrent.futures.ThreadPoolExecutor(1, "rl_speed-workers")
         # Runs when the pool is collected and at interpreter exit, whichever comes first.
@@ -160,31 +162,34 @@ class WorkerPool:
         self.close()
 
     def start(self):
-        """Starts all workers now and returns at once, so that the first call finds them warm."""
+        """Starts all workers and returns at once, before they are ready."""
         with self._lock:
             self._wanted = self._size
             self._fill()
 
     def close(self):
-        """Ends the workers after a call in progress. A second call does nothing."""
+        """Ends the workers, after a call in progress. A second `close` does nothing."""
         with self._lock:
             self._closed = True
             self._finalizer()
             self._spawner.shutdown()
 
     def score(self, items) -> np.ndarray:
-        """Returns the values of `items`, a list of argument tuples, in order: f32[R]."""
+        """Returns the values of `items`, a list of R argument tuples, in order: f32[R]."""
         return self.score_detailed(items)[0]
 
     def score_detailed(self, items) -> tuple[np.ndarray, list[str]]:
-        """`score` with each item's cause: (f32[R], list of R strings).
+        """Returns the values and causes of items: (f32[R], list of R strings).
 
-        Raises RuntimeError with the workers' error if they cannot be started.
+        Raises:
+          RuntimeError: the workers cannot start; the message has their error.
         """
         return self.replies(items)[:2]
 
     def replies(self, items) -> tuple[np.ndarray, list[str], list[str]]:
-        """`score_detailed` with each item's message: the function's own, or why it failed."""
+        """Returns values, causes and messages of items; a message is the function's own, or why it
+        failed.
+        """
         with self._lock:
             call = _Call(list(items))
             self._wanted = max(self._wanted, min(self._size, len(call.items)))
@@ -213,7 +218,7 @@ class WorkerPool:
         self._record(call, index, 0.0, cause, message)
 
     def _excuse(self, call, index, cause, message):
-        """Runs an item that may not be at fault once more, alone, unless it already did."""
+        """Queues an item to run once more, alone; if it already did, records the failure."""
         if index in call.excused:
             self._fail(call, index, cause, message)
         else:
@@ -223,7 +228,7 @@ class WorkerPool:
 
     def _fill(self):
         if self._closed:
-            raise RuntimeError("this pool is closed")
+            raise RuntimeError("this pool is closed; make a new one")
         while len(self._workers) < self._wanted:
             self._workers.append(self._start_worker())
 
@@ -266,7 +271,7 @@ class WorkerPool:
         )
 
     def _assign(self, call):
-        """Gives every idle worker an item; replaces workers that reached `recycle_after`."""
+        """Sends an item to every idle worker; replaces workers that reached `recycle_after`."""
         for worker in list(self._workers):
             if not worker.ready or worker.item is not None:
                 continue
@@ -278,7 +283,7 @@ class WorkerPool:
                 and worker.cold
                 and any(w.cold and w.item is not None for w in self._workers)
             ):
-                continue  # that item may be the one to replay
+                continue  # new workers may replay that item
             alone = not call.pending
             if alone and (not call.again or any(w.item is not None for w in self._workers)):
                 return
@@ -292,7 +297,7 @@ class WorkerPool:
                 worker.item = queue.popleft()
 
     def _rehearse(self, worker):
-        """Makes a worker that started before any item succeeded replay one that did."""
+        """Makes a worker that is still cold replay an item that has succeeded."""
         limit = self._start_timeout_s
         worker.ready = False
         worker.limit_s = limit
@@ -305,7 +310,7 @@ class WorkerPool:
             self._lost_idle(worker)
 
     def _send(self, worker, item) -> bool:
-        """Sends the worker an item. False if it died while idle, which is not the item's fault."""
+        """Sends the worker an item. Returns False if the worker died while idle."""
         worker.limit_s = self._timeout_s + (self._head_start_s if worker.cold else 0.0)
         worker.stall_s = self._stall_s
         try:
@@ -328,7 +333,7 @@ class WorkerPool:
         for connection in wait(list(by_connection), timeout):
             self._receive(by_connection[connection], call)
         now = time.monotonic()
-        # This process slept longer than it asked: it or the host was suspended.
+        # This process waited longer than its timeout: it or the host was suspended.
         late = timeout is not None and now - asked > timeout + self._stall_s / 2
         for worker in list(self._workers):
             # A reply that came while this process was busy still counts.
@@ -336,7 +341,7 @@ class WorkerPool:
                 self._look(worker, call, late)
 
     def _look(self, worker, call, late):
-        """Reads the worker's clocks, and ends it if it is over a limit."""
+        """Reads the worker's clocks and ends the worker if it exceeds a limit."""
         used = session_use(worker.process.pid) - worker.used
         wall = time.monotonic() - worker.started
         over = used.processor_s - worker.limit_s >= _CLOCK_GRAIN_S
@@ -361,7 +366,7 @@ class WorkerPool:
             return
         self._discard(worker)
         if worker.cold:
-            self._head_start_s = 0.0  # compilation was not what took so long
+            self._head_start_s = 0.0  # compilation alone does not take so long
         its_own = not haunted if over else not (late or unknown or to_sleep > 0)
         (self._fail if its_own else self._excuse)(
             call, index, "timeout" if over else "stalled", said
@@ -376,10 +381,12 @@ class WorkerPool:
                 self._lost_idle(worker)
                 return
             code = self._discard(worker)
-            if code == -signal.SIGALRM:  # the worker's own alarm: this process was away too long
+            if (
+                code == -signal.SIGALRM
+            ):  # the worker's own alarm: this process was suspended too long
                 self._excuse(call, index, "stalled", "ended by its own alarm")
             elif code == -signal.SIGKILL:
-                # Not killed by us: by the kernel, short of memory, or by a user.
+                # The kernel (out of memory) or a user killed the worker, not this pool.
                 self._excuse(call, index, "crash", "the worker was killed (SIGKILL)")
             else:
                 self._fail(call, index, "crash", f"the worker ended with exit code {code}")
@@ -410,14 +417,14 @@ class WorkerPool:
         worker.used = Used(*clocks)
         worker.served += 1
         self._failed_starts = 0
-        # A cold item may have compiled something; it runs again with that done.
+        # The first item of a worker may have compiled something; it runs again without that.
         if used_s > self._timeout_s and cold:
             if self._send(worker, call.items[index]):
                 worker.item = index
             else:
                 call.pending.appendleft(index)
             return
-        if cause == "memory":  # memory still held by the failed item would starve the next
+        if cause == "memory":  # the failed item may still hold memory
             self._discard(worker)
         if used_s > self._timeout_s:
             fail = self._excuse if was_haunted else self._fail
@@ -433,16 +440,16 @@ class WorkerPool:
         self._record(call, index, value, cause, detail)
 
     def _lost_idle(self, worker, why=""):
-        """Handles the death of a worker without an item; several in a row are an error."""
+        """Handles the death of a worker without an item; after several in a row, RuntimeError."""
         code = self._discard(worker)
-        self._known_good = None  # the replayed item may have ended it
+        self._known_good = None  # the replayed item may have ended the worker
         self._failed_starts += 1
         if self._failed_starts >= _MAX_FAILED_STARTS:
             self._failed_starts = 0
             raise RuntimeError(
                 f"{_MAX_FAILED_STARTS} workers in a row for {self._function} ended before their "
-                f"first item ({why or f'exit code {code}'}). Is memory_limit_mb="
-                f"{self._memory_limit_mb} enough to import it?"
+                f"first item ({why or f'exit code {code}'}). If memory_limit_mb="
+                f"{self._memory_limit_mb} is too small to import it, raise it"
             )
 
     def _discard(self, worker) -> int:
@@ -461,11 +468,11 @@ class _Call:
         self.unscored = len(items)
         self.pending = collections.deque(range(len(items)))
         self.again: collections.deque[int] = collections.deque()  # to run once more, alone
-        self.excused: set[int] = set()  # all that were ever in `again`
+        self.excused: set[int] = set()  # all items that were ever in `again`
 
 
 def _stop(worker) -> int:
-    """Kills the worker and its children; returns its exit code (its own, if it was dead)."""
+    """Kills the worker and its children; returns the worker's exit code."""
     try:
         os.killpg(worker.process.pid, signal.SIGKILL)
     except ProcessLookupError:  # already dead and reaped

@@ -1,7 +1,7 @@
-"""Rewards of samples, for any verifier.
+"""Scores samples with any verifier.
 
-`TextScorer` calls a `Verifier` of text on the host, `TextJudge` from the compiled loop. A JAX
-verifier runs in the loop, and with `JaxScorer` on the host. `RewardScorer` adds the other parts of
+`TextScorer` calls a `Verifier` of text on the host, `TextJudge` calls it from the compiled loop.
+`JaxScorer` runs a verifier of the compiled loop on the host. `RewardScorer` adds the other parts of
 the reward.
 """
 
@@ -25,22 +25,22 @@ from rl_speed.rewards.custom import parse_extra
 from rl_speed.rewards.judged import FailureWatch, Judged
 from rl_speed.sampling.adaptive import Verify
 
-# `rl_speed.data.Prompt` and `rl_speed.data.Rollouts`: that room comes after this one.
+# `rl_speed.data.Prompt` and `rl_speed.data.Rollouts`; rewards must not import data.
 Prompt = Any
 Rollouts = Any
-# Prefix of a part's name: the scores under it hold the responses for which the part failed.
+# Key prefix: scores[_FAILED + part] has whether the part failed for each response.
 _FAILED = "failed "
 
 
 def decode_responses(tokenizer: Any, rollouts: Rollouts, end_tokens: Sequence[int]) -> list[str]:
-    """Text of each response, without its end token."""
+    """Returns the text of each response without its end token."""
     return decode_rows(tokenizer, rollouts.tokens, rollouts.lengths, end_tokens)
 
 
 def decode_rows(
     tokenizer: Any, tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]
 ) -> list[str]:
-    """`decode_responses` of tokens i32[n, T] and lengths i32[n]."""
+    """Returns the text of each row without its end token; tokens i32[n, T], lengths i32[n]."""
     texts = []
     for row, length in zip(tokens, lengths):
         ids = row[:length].tolist()
@@ -49,21 +49,22 @@ def decode_rows(
 
 
 def ended_rows(tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]) -> np.ndarray:
-    """bool[n]: whether each row's last token is an end token; False for an empty row."""
+    """Returns whether each row's last token is an end token (False for an empty row): bool[n]."""
     last = tokens[np.arange(len(lengths)), np.maximum(lengths - 1, 0)]
     return (lengths > 0) & np.isin(last, list(end_tokens))
 
 
 def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """`pad_answers` of prompts, whose ids its error names."""
+    """Returns `pad_answers` of the prompts' answers; errors name the prompt."""
     names = [f"prompt {p.id!r}" for p in prompts]
     return pad_answers([p.answer_tokens for p in prompts], capacity, names)
 
 
 def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
-    """The answers for `IntegerMatch`.
+    """Encodes the prompts' answers for `IntegerMatch`.
 
-    Raises ValueError with the prompt whose answer is no integer.
+    Raises:
+      ValueError: an answer is not an integer; the message has the prompt.
     """
     rows = [encode_answers([])]
     for prompt in prompts:
@@ -75,26 +76,24 @@ def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
 
 
 class Verifier(Protocol):
-    """Judges text on the host.
+    """A verifier of text on the host.
 
     Attributes:
-      fields: the fields of a prompt that it needs: "answer", "question", "meta". counts: its items
-        by cause.
+      fields: the fields of a prompt that it needs, of "answer", "question" and "meta".
+      counts: its items by cause.
     """
 
     fields: tuple[str, ...]
     counts: Counter
 
     def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
-        """Values of samples with the fields of `signatures.FIELDS` and "tokens". Correct is above
-        one half.
-        """
+        """Scores samples with `signatures.FIELDS` and "tokens"; a value above 0.5 is correct."""
 
     def close(self) -> None: ...
 
 
 def known_fields(prompt: Prompt) -> dict[str, Any]:
-    """The fields of a prompt that a verifier may need."""
+    """Returns the fields of a prompt that a verifier may need."""
     return {"answer": prompt.answer, "question": prompt.text, "meta": prompt.meta}
 
 
@@ -105,7 +104,11 @@ def samples_of(
     lengths: np.ndarray,
     end_tokens: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """The samples for a `Verifier`; `known` has the prompt's fields of each."""
+    """Returns the samples for a `Verifier`.
+
+    Args:
+      known: the prompt's fields (`known_fields`) for each sample.
+    """
     ended = ended_rows(tokens, lengths, end_tokens)
     return [
         {
@@ -122,7 +125,7 @@ def samples_of(
 def known_samples(
     rollouts: Rollouts, texts: Sequence[str], end_tokens: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """`samples_of` of rollouts."""
+    """Returns the samples of rollouts for a `Verifier`."""
     known = list(map(known_fields, rollouts.prompts))
     return samples_of(
         [known[place] for place in rollouts.owner],
@@ -134,7 +137,7 @@ def known_samples(
 
 
 class TextScorer:
-    """A `Verifier` as the scorer of samples on the host."""
+    """Scores rollouts on the host with a `Verifier`."""
 
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier):
         self._tokenizer = tokenizer
@@ -142,18 +145,20 @@ class TextScorer:
         self.verifier = verifier
 
     def __call__(self, rollouts: Rollouts) -> np.ndarray:
-        """f32[R]."""
+        """Returns the values, f32[R]."""
         return self.detailed(rollouts).values
 
     def detailed(self, rollouts: Rollouts, texts: list[str] | None = None) -> Judged:
-        """Values with causes and other numbers. `texts`: the responses, if already decoded."""
+        """Returns values, causes and other numbers. `texts` are the decoded responses, if known."""
         texts = decode_responses(self._tokenizer, rollouts, self._end) if texts is None else texts
         return self.verifier.judge(known_samples(rollouts, texts, self._end))
 
 
 class TextJudge:
-    """A `Verifier` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] from
-    `encode`) -> f32[n]. The prompt's fields come with the sample, so there is no state to save.
+    """Calls a `Verifier` from the compiled loop, through `HostVerify`.
+
+    Maps (tokens i32[n, T], lengths i32[n], u8[n, A] of `encode`) to f32[n]. The arrays of `encode`
+    have the prompt's fields, so there is no state to save.
     """
 
     def __init__(
@@ -174,9 +179,10 @@ class TextJudge:
         return judged.values
 
     def text(self, prompt: Prompt) -> bytes:
-        """The fields that the verifier needs of a prompt, as JSON.
+        """Returns the fields of a prompt that the verifier needs, as JSON.
 
-        Raises ValueError with the prompt whose `meta` is no JSON.
+        Raises:
+          ValueError: `meta` cannot be written as JSON; the message has the prompt.
         """
         known = known_fields(prompt)
         fields = [known[name] for name in self._verifier.fields]
@@ -184,39 +190,42 @@ class TextJudge:
             return json.dumps(fields, ensure_ascii=False).encode("utf-8")
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"prompt {prompt.id!r}: what the data has beside question and answer cannot be "
-                f"taken into the compiled loop ({error})"
+                f"prompt {prompt.id!r}: fields of the data beside question and answer cannot be "
+                f"written as JSON for the compiled loop ({error}); convert them"
             ) from None
 
     def encode(self, prompts: Sequence[Prompt], capacity: int) -> np.ndarray:
-        """`text` of each prompt as u8[P, capacity], padded with zeros.
+        """Returns `text` of each prompt, padded with zeros: u8[P, capacity].
 
-        Raises ValueError with the prompt whose text is longer.
+        Raises:
+          ValueError: a text is longer than `capacity`; the message has the prompt.
         """
         answers = np.zeros((len(prompts), capacity), np.uint8)
         for row, prompt in enumerate(prompts):
             text = self.text(prompt)
             if len(text) > capacity:
                 raise ValueError(
-                    f"prompt {prompt.id!r}: what its verifier needs to know takes {len(text)} "
-                    f"bytes; there is room for {capacity} inside the compiled loop. "
-                    "config.driver.where='host' takes any"
+                    f"prompt {prompt.id!r}: the fields that its verifier needs take {len(text)} "
+                    f"bytes; the compiled loop has room for {capacity}. Set "
+                    "config.driver.where='host', which has no limit"
                 )
             answers[row, : len(text)] = np.frombuffer(text, np.uint8)
         return answers
 
 
 class JaxScorer:
-    """A verifier of `sample_adaptive` on the host, called in blocks of one shape so it compiles
-    once.
+    """Scores rollouts on the host with a verifier of the compiled loop.
+
+    Calls have one shape, so that the verifier compiles once.
 
     Args:
-      verify: (tokens, lengths, answer) -> rewards. encode: prompts -> the answers' pytree, one row
-        each. block: samples per call.
+      verify: (tokens, lengths, answer) -> rewards.
+      encode: prompts -> pytree of answers, one row per prompt.
+      block: samples per call.
 
     Attributes:
-      verifier: counts of a verifier that reads only a window of a response (`IntegerMatch`):
-        "beyond_window" or "ok"; otherwise None.
+      verifier: its `counts` of "ok" and "beyond_window", for a verifier that reads only a window of
+        a response (`IntegerMatch`); None for others.
     """
 
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
@@ -227,7 +236,7 @@ class JaxScorer:
         self.verifier = None if self._beyond is None else _Counted()
 
     def __call__(self, rollouts: Rollouts) -> np.ndarray:
-        """f32[R]."""
+        """Returns the values, f32[R]."""
         answers = jax.tree.map(lambda x: x[rollouts.owner], self._encode(rollouts.prompts))
         arrays = (rollouts.tokens, rollouts.lengths, answers)
         count = len(rollouts.lengths)
@@ -246,7 +255,7 @@ class JaxScorer:
         return values
 
     def beyond_window(self, rollouts: Rollouts, values: np.ndarray) -> np.ndarray:
-        """bool[R]: the response is incorrect, and has an answer before the verifier's window."""
+        """Returns whether an incorrect response has an answer only before the window: bool[R]."""
         found = np.zeros(len(values), bool)
         wrong = np.flatnonzero(values <= 0.5)
         if self._beyond is not None and wrong.size:
@@ -255,7 +264,7 @@ class JaxScorer:
 
 
 class _Counted:
-    """Counts by cause, for a verifier without processes to close."""
+    """Counts by cause, for a verifier without processes."""
 
     def __init__(self):
         self.counts: Counter[str] = Counter(ok=0, beyond_window=0)
@@ -264,18 +273,21 @@ class _Counted:
 
 
 class RewardScorer:
-    """Computes correctness and the training reward, for the driver.
+    """Computes correctness and training rewards, for the driver.
 
-    The reward is a sum of parts with weights: accuracy, format and language rewards (Bae et al.,
-    arXiv 2504.03380), DAPO's overlong penalty, and users' functions, each if configured. Accuracy
-    alone decides what is correct. A response that ended with non-finite logits is incorrect and
-    gets 0. Of several processes each scores the samples of every `count`th prompt, and all get all
-    results.
+    The reward is the weighted sum of the configured parts: accuracy, format and language rewards
+    (Bae et al., arXiv 2504.03380), DAPO's overlong penalty, and users' functions. Only accuracy
+    decides what is correct. A response that ended at non-finite logits is incorrect and gets 0.
+    If several processes share the scoring, each scores the samples of every `count`th prompt and
+    gets the results of all.
 
     Args:
-      config: the section `config.reward`. max_new: the length limit of a response, in tokens.
-      functions: those of `config.extra`, in order. hosts: the processes that share the scoring
-        (`rl_speed.runtime.hosts.Hosts`); None: only this one.
+      verify: the scorer of accuracy.
+      config: the section `config.reward`.
+      max_new: length limit of a response, in tokens.
+      functions: the functions of `config.extra`, in order.
+      hosts: the processes that share the scoring (`rl_speed.runtime.hosts.Hosts`); None: only this
+        process.
     """
 
     def __init__(
@@ -298,15 +310,19 @@ class RewardScorer:
         self._end = tuple(end_tokens)
         self._sums: dict[str, float] = {}
         self._scored = 0
-        # Numbers that functions returned with their values: (sum, count).
+        # Other numbers that functions returned: name -> (sum, count).
         self._numbers: dict[str, tuple[float, int]] = {}
-        # Reason of each part's latest failure.
+        # Part -> reason of its latest failure.
         self._messages: dict[str, str] = {}
         self._watch = FailureWatch()
 
     def try_out(self, prompt: Prompt, held_out: Sequence[Prompt] = ()) -> None:
-        """Calls users' functions for a made-up response to the prompt; a verifier also for one to
-        each of `held_out`. Raises ValueError with field and function if one gives no value.
+        """Calls users' functions for a made-up response to the prompt.
+
+        A user's verifier is also called for a made-up response to each prompt of `held_out`.
+
+        Raises:
+          ValueError: a function gives no value; the message has the field and the function.
         """
         for name, workers in self._workers().items():
             if not isinstance(workers, FunctionRewards):
@@ -318,7 +334,7 @@ class RewardScorer:
                     raise ValueError(f"config.reward.{name}: {error}") from None
 
     def __call__(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
-        """(rewards f32[R] for training, correct bool[R] for filters and reports)."""
+        """Returns (rewards f32[R] for training, correct bool[R] for filters and reports)."""
         found = self._shared(rollouts, lambda mine: dict(self._parts(mine)), "scores")
         self._require_values(found, rollouts)
         verdict = found["accuracy"]
@@ -326,7 +342,7 @@ class RewardScorer:
         self._scored += len(verdict)
         for name, weight in self._weights().items():
             if name in found:
-                # The policy broke down, so the text before that earns nothing.
+                # A response that ended at non-finite logits gets 0 for every part.
                 part = np.where(rollouts.nonfinite, 0, found[name])
                 rewards += np.float32(weight) * part
                 self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
@@ -339,7 +355,7 @@ class RewardScorer:
         return rewards, (verdict > 0.5) & ~rollouts.nonfinite
 
     def judge(self, rollouts: Rollouts) -> np.ndarray:
-        """correct bool[R] of held-out responses; nothing is added to the means of `take_parts`."""
+        """Returns whether held-out responses are correct, bool[R]; does not change `take_parts`."""
         found = self._shared(
             rollouts, lambda mine: dict(self._verdict(mine, None)), "held-out verdicts"
         )
@@ -349,7 +365,7 @@ class RewardScorer:
     def _shared(
         self, rollouts: Rollouts, score: Callable[[Rollouts], dict[str, np.ndarray]], what: str
     ) -> dict[str, np.ndarray]:
-        """`score` of all samples, after each process scored its own; counts causes likewise."""
+        """Scores the samples of this process, and gathers scores and counts of all processes."""
         hosts = self._hosts
         if hosts is None or hosts.count == 1:
             return score(rollouts)
@@ -363,22 +379,22 @@ class RewardScorer:
         theirs = hosts.gather({"parts": mine, "counted": counted, "why": self._messages}, what)
         self._messages = {name: why for t in theirs for name, why in t["why"].items() if why}
         for name, workers in self._workers().items():
-            # One by one: a sum of Counters drops zero counts, which the metrics also name.
+            # `update` keeps zero counts, which a sum of Counters drops; the metrics have them, too.
             workers.counts.clear()
             for counts in (before[name], *(t["counted"][name] for t in theirs)):
                 workers.counts.update(counts)
         whole: dict[str, np.ndarray] = {}
         for at, found in zip(rows, theirs):
             for name, values in found["parts"].items():
-                # Numbers beside the values may exist for only some responses.
+                # Other numbers may exist for only some responses.
                 empty = np.nan if "/" in name else 0
                 whole.setdefault(name, np.full(len(rollouts.lengths), empty, values.dtype))
                 whole[name][at] = values
         return whole
 
     def _require_values(self, found: dict[str, np.ndarray], rollouts: Rollouts) -> None:
-        """Raises RewardError if the verifier or a function has failed for all responses; every
-        process of a run finds the same.
+        """Raises RewardError, in every process, if the verifier or a function failed for all
+        responses.
         """
         fields = {
             "accuracy": f"config.reward.verifier={self._config.verifier}",
@@ -390,7 +406,7 @@ class RewardScorer:
                 self._watch.see(field, failed, asked, self._messages.get(name, ""))
 
     def _weights(self) -> dict[str, float]:
-        """Weight of each possible part, by name."""
+        """Returns the weight of each possible part, by name."""
         c = self._config
         extra = {extra.name: extra.weight for extra in self._extra}
         return {
@@ -402,7 +418,7 @@ class RewardScorer:
         }
 
     def _judged(self, name: str, judged: Judged) -> Iterator[tuple[str, np.ndarray]]:
-        """A part, the numbers beside its values, and which responses have none."""
+        """Yields (name, array) of a part: values, other numbers, and which responses failed."""
         yield name, judged.values
         for key, numbers in judged.numbers.items():
             yield f"{name}/{key}", numbers
@@ -418,8 +434,8 @@ class RewardScorer:
             yield "accuracy", self.verify(rollouts)
 
     def _parts(self, rollouts: Rollouts) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, reward f32[R]) of each part, accuracy first. Text verifiers and functions also
-        have the entries of `_judged`.
+        """Yields (name, reward f32[R]) of each part, accuracy first, and the other entries of
+        `_judged`.
         """
         c = self._config
         reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
@@ -441,9 +457,11 @@ class RewardScorer:
                 yield from self._judged(extra.name, judged)
 
     def take_parts(self) -> dict[str, float]:
-        """Means of the reward's parts, unweighted, over the responses scored since the last call
-        (rejected prompts included), and of functions' other numbers, over the responses that have
-        them. Empty if nothing was scored.
+        """Returns means since the last call; {} if nothing was scored.
+
+        "reward/PART" is the mean of a part before its weight, over all responses scored, those of
+        rejected prompts included. "reward/PART/KEY" is the mean of a function's other number, over
+        the responses that have it.
         """
         means = {
             f"reward/{name}": total / self._scored
@@ -461,14 +479,12 @@ class RewardScorer:
         return means
 
     def _workers(self) -> dict[str, Any]:
-        """Objects with worker processes, by the name under which their items are counted."""
+        """Returns the objects that count items, by the name in the metrics."""
         found = {"verifier": getattr(self.verify, "verifier", None), "extra": self._functions}
         return {name: workers for name, workers in found.items() if workers is not None}
 
     def metrics(self) -> dict[str, float]:
-        """Items by cause, for verifiers and functions whose processes can fail: hung, crashed, out
-        of memory, ...
-        """
+        """Returns the numbers of items by cause, of the verifier and of users' functions."""
         return {
             f"{name}/{cause}": float(n)
             for name, workers in self._workers().items()
@@ -476,7 +492,7 @@ class RewardScorer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, and the sums since `take_parts`."""
+        """Returns the counts, and the sums since `take_parts`."""
         return {
             "counts": {
                 name: {cause: int(n) for cause, n in workers.counts.items()}
@@ -486,15 +502,15 @@ class RewardScorer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the counts from a saved state."""
+        """Restores a saved state."""
         for name, workers in self._workers().items():
-            # The configuration may have another verifier or other functions by now.
+            # A resumed run may have another verifier or other functions.
             counts = state["counts"].get(name, {})
             workers.counts.update({cause: int(n) for cause, n in counts.items()})
         self._scored, self._sums, numbers = json.loads(state["parts"])
         self._numbers = {name: (total, count) for name, (total, count) in numbers.items()}
 
     def close(self) -> None:
-        """Ends the processes, if there are any."""
+        """Ends the worker processes, if there are any."""
         for workers in self._workers().values():
             workers.close()

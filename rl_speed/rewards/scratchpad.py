@@ -1,4 +1,4 @@
-"""Verifier for responses with written-out steps, inside the compiled sampler."""
+"""Verifier for responses with written-out steps, in the compiled loop."""
 
 import dataclasses
 
@@ -10,12 +10,12 @@ from rl_speed.rewards.exact import first_end
 
 @dataclasses.dataclass(frozen=True)
 class ScratchpadMatch:
-    """Whether a response's remaining results are the answer's tokens, in order; a verifier for
+    """Tests whether a response's results equal the answer's tokens; a verifier for
     `sample_adaptive`.
 
-    A result is the token after each `equals`. A `back` right after a result removes it. A response
-    without an end token was truncated, and is incorrect. Called as `ExactMatch`, with the expected
-    results as answers.
+    A result is the token after an `equals` token; a `back` token right after it removes it. A
+    response without an end token was truncated and is incorrect. The arguments are those of
+    `ExactMatch`, with the expected results as answers.
     """
 
     end_ids: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Parameter conventions of reward functions: which one a function follows, and its arguments.
+"""Parameter conventions of reward functions, and the arguments that a function gets.
 
-`STYLES` has a row for each convention; `rl_speed.rewards.custom` describes them for users. Standard
-library only, as are all modules that workers import.
+`STYLES` has a row for each convention; README.md describes them. Standard library only, like all
+modules that workers import.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Fields of a response, which are also the parameters of our own convention.
+# Fields of a response. They are also the parameters of our own convention.
 FIELDS = ("response", "answer", "question", "meta", "length", "ended")
 # The key of `Prompt.meta` that holds the columns of the prompt's row, as published.
 ROW = "row"
@@ -24,12 +24,13 @@ class Style:
     """A convention for the parameters of reward functions.
 
     Attributes:
-      names: parameters with a fixed meaning, and for each a function (sample, chat) -> value.
+      label: name of the convention.
+      names: parameter -> function (sample, chat) that returns its value.
       marks: a function with one of these parameters follows this convention; (): any of `names`.
-      reads: for parameters whose value comes from a row: its column.
+      reads: parameter -> column of the row that its value comes from.
       batched: whether a function gets lists and returns one value per response.
       open: whether other parameters name columns of the row.
-      absent: parameters of the convention that have no value here, and why.
+      absent: parameter of the convention that is not supported -> reason.
     """
 
     label: str
@@ -53,14 +54,14 @@ def _field(name: str) -> Callable[[Mapping[str, Any], bool], Any]:
 
 
 def _ground_truth(sample: Mapping[str, Any], chat: bool) -> Any:
-    """The row's ground truth, as a function gets in verl; else the gold answer."""
+    """Returns the row's ground truth, as verl passes it; else the gold answer."""
     model = _row(sample).get("reward_model")
     known = isinstance(model, Mapping) and model.get("ground_truth") is not None
     return model["ground_truth"] if known else sample["answer"]
 
 
 def _data_source(sample: Mapping[str, Any], chat: bool) -> Any:
-    return _row(sample).get("data_source", "unknown")  # verl's name in its metrics
+    return _row(sample).get("data_source", "unknown")  # the name that verl uses in its metrics
 
 
 def _extra_info(sample: Mapping[str, Any], chat: bool) -> Any:
@@ -74,7 +75,7 @@ def _prompt(sample: Mapping[str, Any], chat: bool) -> Any:
 
 
 def _completion(sample: Mapping[str, Any], chat: bool) -> Any:
-    """Text for a text prompt, a message for a conversation."""
+    """Returns the response as text for a text prompt, as messages for a conversation."""
     prompt = _prompt(sample, chat)
     response = sample["response"]
     return [{"role": "assistant", "content": response}] if isinstance(prompt, list) else response
@@ -96,7 +97,7 @@ _VERL_READS = {
     "extra_info": "extra_info",
 }
 _OWN = {name: _field(name) for name in FIELDS}
-# The first that fits a function's parameters applies; the last takes all others.
+# The first convention that fits a function's parameters applies; if none fits, the last.
 STYLES = (
     Style(
         "TRL's, of a list",
@@ -130,9 +131,11 @@ class Signature:
     """How a function is called.
 
     Attributes:
-      style: the label of its row of `STYLES`.
-      names: the parameters that it gets, of which those in `required` have no default.
-      anything: whether it has **kwargs. asynchronous: whether it is an `async def`.
+      style: label of the convention in `STYLES`.
+      names: parameters that are passed.
+      required: those of them without a default.
+      anything: whether the function has **kwargs.
+      asynchronous: whether the function is an `async def`.
     """
 
     style: str
@@ -143,12 +146,12 @@ class Signature:
 
     @property
     def convention(self) -> Style:
-        """Its row of `STYLES`."""
+        """The convention in `STYLES`."""
         return next(style for style in STYLES if style.label == self.style)
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns of a prompt's row that it may read; None: all."""
+        """Columns of a prompt's row that the function may read; None: all."""
         style = self.convention
         if not style.open:
             named = style.names if self.anything else self.names
@@ -159,20 +162,21 @@ class Signature:
 
     @property
     def reads_answer(self) -> bool:
-        """Whether it gets the gold answer."""
+        """Whether the function gets the gold answer."""
         golds = {"answer", "answers", "ground_truth", "ground_truths"}
         return bool(golds & set(self.names)) or (self.anything and not self.convention.open)
 
     def arguments(self, sample: Mapping[str, Any], chat: bool) -> dict[str, Any]:
-        """Its arguments for one response, by name; for a list function, the element of each list.
+        """Returns the arguments for one response by name; for a list function, one element of each.
 
-        `sample` has the fields above and "tokens"; `chat`: a prompt without a row is a
-        conversation.
+        Args:
+          sample: a response with `FIELDS`, and optionally "tokens".
+          chat: whether a question is passed as a conversation if the row has no prompt.
         """
         style = self.convention
         known: dict[str, Any] = {}
         if style.open:
-            # Under their usual names, if the row does not have them.
+            # Defaults for columns that the row does not have.
             known = {
                 "question": sample["question"],
                 "answer": sample["answer"],
@@ -185,14 +189,15 @@ class Signature:
         return {**known, **{name: style.names[name](sample, chat) for name in wanted}}
 
     def lacks(self, arguments: Mapping[str, Any]) -> list[str]:
-        """Required parameters that are missing in these arguments."""
+        """Returns the required parameters that are missing in these arguments."""
         return [n for n in self.required if n not in arguments and n not in _LOGS]
 
 
 def signature_of(target: Callable[..., Any]) -> Signature:
-    """Find how to call a function, from its parameters.
+    """Returns how to call a function, from the names of its parameters.
 
-    Raises ValueError with the parameter that would get no value.
+    Raises:
+      ValueError: a parameter would get no value; the message has the parameter.
     """
     parameters = inspect.signature(target).parameters
     style = _style(parameters)
@@ -213,10 +218,11 @@ def signature_of(target: Callable[..., Any]) -> Signature:
             reason = f": {style.absent[name]}" if name in style.absent else ""
             what = [*style.names, *(["columns of the data"] if style.open else [])]
             raise ValueError(
-                f"its parameter {name!r} would get no value{reason}; what it may ask for, by name: "
+                f"its parameter {name!r} would get no value{reason}; remove it or give it a "
+                "default. Parameters of this convention: "
                 f"{', '.join(what)}"
             )
-    # An object with an `async def __call__` is itself no coroutine function.
+    # `iscoroutinefunction` is False for an object with an `async def __call__`.
     asynchronous = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
         getattr(target, "__call__", None)  # noqa: B004
     )

@@ -1,17 +1,17 @@
-"""The child process of `rl_speed.rewards.pool`: receives items, calls one function, replies.
+"""The worker process of `rl_speed.rewards.pool`: receives items, calls one function, sends replies.
 
-The pool runs it as a script and never imports it. Standard library only, so a worker starts fast
-and stays small. Requests and replies use their own socket, which prints cannot reach.
+The pool runs this file as a script. Standard library only, so a worker starts fast and stays small.
+Requests and replies use a socket of their own, not stdout.
 
     parent -> worker   (function, sys_path, memory_limit_mb, warm_up)                  once
     worker -> parent   ("ready", "", clocks) or ("failed", traceback, clocks)          once
     parent -> worker   (backstop_s, the function's arguments, a tuple)                 per item
     worker -> parent   (value: float, cause: str, message: str,
                         used_s: processor time of this item, clocks,
-                        haunted: whether processes that items started are alive)           per item
+                        haunted: whether processes started by items are alive)           per item
 
-`clocks` are seconds since the worker began: processor time of it and of the processes it waited
-for, and time it waited for a processor.
+`clocks` are (processor time of the worker and of children it waited for, time the worker waited for
+a processor), in seconds since its start.
 """
 
 import ctypes
@@ -24,13 +24,13 @@ import traceback
 from multiprocessing.connection import Connection
 
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-_LARGEST = 3.4e38  # of float32, nearly
-# Built in advance: a reply to a MemoryError should not allocate.
+_LARGEST = 3.4e38  # just below the largest float32
+# Made in advance, so that the reply to a MemoryError allocates little.
 _OUT_OF_MEMORY = (0.0, "memory", "MemoryError")
 
 
 def limit_memory(megabytes):
-    """Limits this process's address space: a runaway expression must not exhaust the host."""
+    """Limits the address space of this process to `megabytes` MiB; None: no limit."""
     if megabytes is None or sys.platform == "darwin":  # macOS has the call but not the limit
         return
     resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
@@ -45,7 +45,7 @@ def die_with_parent():
 
 
 def load(name):
-    """Imports `module:function`."""
+    """Imports the function "module:function"."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -69,14 +69,14 @@ def evaluate(function, arguments):
 
 
 def processor_seconds():
-    """Processor time of this process and of the children it waited for."""
+    """Returns the processor time of this process and of children it waited for, in seconds."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + waited_for.ru_utime + waited_for.ru_stime
 
 
 def clocks():
-    """See the module's docstring; the second is NaN if the system does not count it."""
+    """Returns (processor time, time waiting for a processor; NaN if unknown), in seconds."""
     try:
         with open("/proc/self/schedstat") as file:
             return processor_seconds(), int(file.read().split()[1]) / 1e9
@@ -85,9 +85,7 @@ def clocks():
 
 
 def has_children():
-    """Whether a child is alive, or dead and not waited for. Nothing is reaped: the code that
-    started it may want to.
-    """
+    """Returns whether a child is alive, or has ended and was not waited for. Reaps none of them."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -96,7 +94,7 @@ def has_children():
 
 
 def serve(connection):
-    """Answers items until the parent closes the connection or is gone."""
+    """Replies to items until the parent closes the connection or ends."""
     die_with_parent()
     function_name, search_path, memory_limit_mb, warm_up = connection.recv()
     sys.path[:] = search_path
@@ -121,7 +119,7 @@ def serve(connection):
         signal.setitimer(signal.ITIMER_REAL, backstop_s)
         before = processor_seconds()
         reply = evaluate(function, arguments)
-        if os.getpid() != me:  # a fork that an item left running: two would answer for one
+        if os.getpid() != me:  # a child forked by the item: only the worker may reply
             os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send((*reply, processor_seconds() - before, clocks(), has_children()))

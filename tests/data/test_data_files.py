@@ -95,7 +95,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
         ("a.arrow", b"", r"a\.arrow: not a whole Arrow file"),
         ("a.csv", b"question,answer\n1,2\n3,\xff\n", r"a\.csv:3: not UTF-8"),
         ("a.csv", b'question,answer\n"1,2\n', r"a\.csv:2: not read as CSV \(unexpected end"),
-        ("a.csv", b"question,answer,answer\n", r"a\.csv:1: the field 'answer' is there twice"),
+        ("a.csv", b"question,answer,answer\n", r"a\.csv:1: the field 'answer' occurs twice"),
     ],
 )
 def test_what_cannot_be_read_names_the_file(tmp_path, name, content, reason):
@@ -116,7 +116,7 @@ def test_tables_of_text(tmp_path):
         ("a", 'two\r\nlines, "quoted"', "1", {}, "d.csv:2"),
         ("c", "q", "1e-5", {"level": "3"}, "d.csv:6"),
     ]
-    assert report.reasons == (f"{path}:5: 3 cells, and the first line names 4",)
+    assert report.reasons == (f"{path}:5: 3 cells, but the header has 4",)
     (tmp_path / "d.tsv").write_text("question\tanswer\n" + "q" * 200_000 + '\t"1\t2"\n')
     (row,), _ = load_rows(tmp_path / "d.tsv")
     assert (len(row.question), row.answer) == (200_000, "1\t2")
@@ -132,11 +132,11 @@ def test_only_line_feeds_end_a_line_of_json(tmp_path):
 
 def test_fields_that_are_there_twice_are_refused(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"question": "q", "answer": "1", "answer": "2"}\n')
-    with pytest.raises(DataError, match=r"d\.jsonl:1: the field 'answer' is there twice"):
+    with pytest.raises(DataError, match=r"d\.jsonl:1: the field 'answer' occurs twice"):
         load_rows(tmp_path / "d.jsonl")
     table = pyarrow.table([["q"], ["1"], ["2"]], names=["question", "answer", "answer"])
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
-    with pytest.raises(DataError, match=r"d\.parquet: the field 'answer' is there twice"):
+    with pytest.raises(DataError, match=r"d\.parquet: the field 'answer' occurs twice"):
         load_rows(tmp_path / "d.parquet")
 
 

@@ -55,7 +55,7 @@ def test_json_array(tmp_path):
         ("{nope", "not JSON"),
         ("[1]", "expected an object, got list"),
         ({"answer": "1"}, "no text under 'question'"),
-        ({"question": "", "answer": "1"}, "no text under"),
+        ({"question": "", "answer": "1"}, "must be text"),
         ({"question": "q"}, "no 'answer'"),
         ({"question": "q", "answer": None}, "no 'answer'"),
         ({"question": "q", "answer": True}, "must be text"),

@@ -370,7 +370,7 @@ def test_tables_that_cannot_be_used(tmp_path):
         ('{"p0": 0.5}', r"rates.json has no pass rate of prompt 'p1'; 2 of 3 prompts have none"),
         ('{"rates": [0.5]}', "it has pass rates but no prompt ids"),
         ('{"ids": ["p0"], "rates": [0.5, 1]}', "'ids' must be a list as long as 'rates', 2"),
-        ('{"ids": ["p0", "p0"], "rates": [0.5, 1]}', "prompt 'p0' is there twice"),
+        ('{"ids": ["p0", "p0"], "rates": [0.5, 1]}', "prompt 'p0' occurs twice"),
         ('{"p0": 2}', r"must lie in \[0, 1\]"),
         ('{"p0": 0.1, "p1": 0.9, "p2": null}', r"of 2 prompts with .* none lies in \[0.4, 0.6\]"),
     ):

@@ -340,7 +340,8 @@ def test_options_and_several_parts_are_joined_as_named(tmp_path):
     )
     assert (
         report.bad == 1
-        and "no 'hint' or 'problem', which config.data.question_field names" in report.reasons[0]
+        and "config.data.question_field names 'hint' and 'problem', with no value"
+        in report.reasons[0]
     )
     rows[2]["hint"] = "Only a hint."
     report = load_rows(write(tmp_path / "e.jsonl", rows), fields=Fields("hint+problem"))[1]

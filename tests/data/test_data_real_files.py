@@ -55,7 +55,9 @@ def test_every_row_has_question_and_gold(real_data, name):
         and len(rows) == report.kept == count - len(empty)
     )
     assert list(report.reasons) == [
-        f"{real_data / name}:{line}: 'answer' is empty" for line in empty
+        f"{real_data / name}:{line}: 'answer' is empty; leave this row out or "
+        "name another answer field"
+        for line in empty
     ]
     assert all(
         row.question == row.question.strip() != "" and row.answer == row.answer.strip() != ""

@@ -367,7 +367,7 @@ def test_fields_that_are_named():
     with pytest.raises(
         DataError,
         match=(
-            r"no 'q\.txt', which config\.data\.question_field names; it has \['answer', .*'q\.text'"
+            r"config\.data\.question_field names 'q\.txt', .*; the row has \['answer', .*'q\.text'"
         ),
     ):
         to_row(item, "f:1", Fields("q.txt"))
@@ -383,16 +383,19 @@ def test_fields_that_are_named():
 @pytest.mark.parametrize(
     "item,reason",
     [
-        ({"problem": "q", "answer": "proof"}, "'answer' holds no answer but 'proof'"),
-        ({"problem": "q", "answer": "notfound"}, "holds no answer"),
+        (
+            {"problem": "q", "answer": "proof"},
+            "'answer' is 'proof', which is not an answer; leave this",
+        ),
+        ({"problem": "q", "answer": "notfound"}, "is not an answer"),
         ({"problem": "q", "answer": " "}, "'answer' is empty"),
         ({"problem": "q", "answer": {"a": 1}}, "must be text, a number or a list"),
         ({"problem": "q", "answer": float("nan")}, "must be text, a number or a list"),
         ({"problem": "q", "final_answer": []}, "'final_answer' is an empty list"),
         ({"problem": "q", "solution": "We prove it thus. The end."}, "and no box in a solution"),
-        ({"problem": "q", "answer": "$ $"}, "holds no answer but"),
+        ({"problem": "q", "answer": "$ $"}, "is not an answer"),
         ({"problem": "half of \ud83d", "answer": "1"}, "'problem' is not Unicode text"),
-        ({"problem": 7, "answer": "1"}, "no text under 'problem', but 7"),
+        ({"problem": 7, "answer": "1"}, "the question 'problem' must be text, got 7"),
         (
             {
                 "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
@@ -401,7 +404,7 @@ def test_fields_that_are_named():
             r"must hold one user turn, and perhaps a system turn; it holds \['user', 'assistant'\]",
         ),
         ({"prompt": [], "answer": "1"}, "must hold one user turn"),
-        ({"prompt": '[{"role": "user"', "answer": "1"}, "'prompt' looks like JSON, and is not"),
+        ({"prompt": '[{"role": "user"', "answer": "1"}, "'prompt' looks like JSON but cannot"),
         (
             {
                 "prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
@@ -409,8 +412,8 @@ def test_fields_that_are_named():
             },
             r"'prompt': turn 1 \(user\) has a part of type 'image_url'",
         ),
-        ({"prompt": [{"content": "a"}], "answer": "1"}, "'prompt': turn 1 has no role"),
-        ({"prompt": ["a", "b"], "answer": "1"}, "turn 1 is no object with role and content"),
+        ({"prompt": [{"content": "a"}], "answer": "1"}, "'prompt': turn 1 needs a role"),
+        ({"prompt": ["a", "b"], "answer": "1"}, "turn 1 must be an object with role and content"),
         ({"question": "a\0b", "answer": "1"}, "'question' holds a NUL character, at 1"),
         ({"prompt": "q", "reward_model": '{"ground_truth": '}, "'reward_model' looks like JSON"),
     ],
@@ -479,7 +482,8 @@ def test_cells_that_spell_no_value_are_no_answers(tmp_path, ending, between, nul
     fields = Fields(answer="" if name == "answer" else name)
     rows, report = load_rows(path, "skip", fields)
     assert [(row.question, row.answer) for row in rows] == [("a", "1")] and report.bad == 2
-    assert f"d.{ending}:3: no '{name}'" in report.reasons[0]
+    reason = "no 'answer'" if name == "answer" else "config.data.answer_field names 'gold', which"
+    assert f"d.{ending}:3: {reason}" in report.reasons[0]
     # Text in other columns is text, and so are the same words in files that have a null.
     named = Fields("question+choice", fields.answer)
     assert load_rows(path, "skip", named)[0][0].question == "a\nNone"

@@ -121,11 +121,12 @@ def test_a_failure_costs_one_response_in_one_function():
             f"{MODULE}:nothing",
             "AttributeError: module 'custom_reward_targets' has no attribute 'nothing'",
         ),
-        (f"{MODULE}:value", "it is 3.0, which cannot be called"),
+        (f"{MODULE}:value", "it is 3.0, which is not callable"),
         (
             f"{MODULE}:wants_more",
             (
-                "its parameter 'temperature' would get no value; what it may ask for, by name: "
+                "its parameter 'temperature' would get no value; remove it or give it a default. "
+                "Parameters of this convention: "
                 "response, answer, question, meta, length, ended"
             ),
         ),
@@ -186,11 +187,11 @@ def test_extra_rewards_as_they_are_written(text, found):
 @pytest.mark.parametrize(
     "text,said",
     [
-        ("a", "'a' does not read module:function=weight"),
+        ("a", "'a' must have the form module:function=weight"),
         ("a:f=x", "'a:f=x': 'x' is not a number"),
         ("a:f=nan", "'a:f=nan': the weight must be finite"),
         ("a:f,b:f", "two functions are called 'f'"),
-        ("a b:f", "'a b:f' does not read"),
+        ("a b:f", "'a b:f' must have the form"),
         ("m:format", "'m:format' is called like a part of the reward that there is already"),
     ],
 )

@@ -297,7 +297,7 @@ def test_table_of_a_tokenizer_that_is_not_byte_level():
 
 @pytest.mark.parametrize(
     "answer,message",
-    [("1/2", "is not an integer"), ("9" * 30, "has 30 digits; there is room for 24")],
+    [("1/2", "is not an integer"), ("9" * 30, "has 30 digits; .* takes at most 24")],
 )
 def test_answers_that_are_no_integers_are_refused(answer, message):
     with pytest.raises(ValueError, match=message):

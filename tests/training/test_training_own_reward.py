@@ -165,11 +165,10 @@ def test_own_verifier_as_the_compiled_loop_calls_it(own):
         "ended": False,
     }
     assert seen[1]["ended"] and seen[1]["response"] == "√2" and seen[2]["meta"] == meta(2)
-    with pytest.raises(ValueError, match="prompt 'p1': what its verifier needs to know takes"):
+    with pytest.raises(ValueError, match="prompt 'p1': the fields that its verifier needs take"):
         judge.encode(prompts[1:], 20)
     with pytest.raises(
-        ValueError,
-        match="prompt 'odd': what the data has beside question and answer cannot be taken",
+        ValueError, match="prompt 'odd': fields of the data beside question and answer cannot be"
     ):
         judge.text(
             Prompt("odd", np.zeros(1, np.int32), "1", np.zeros(0, np.int32), "", meta={"x": {1, 2}})

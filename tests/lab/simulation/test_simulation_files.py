@@ -59,7 +59,7 @@ def test_json_arrays_and_what_pass_rates_py_writes(tmp_path):
             {},
             (
                 r"rows.jsonl:1: no field looks like a pass rate .*; it has "
-                r"question; name one with field"
+                r"question; set field to one of the row's fields"
             ),
         ),
         (
@@ -93,7 +93,7 @@ def test_json_arrays_and_what_pass_rates_py_writes(tmp_path):
         (
             [{"score": 0.5}],
             {"field": "score"},
-            r"cannot tell what 'score' means; say so with scale = one of rate, percent",
+            r"the scale of 'score' is unknown; set scale to one of rate, percent",
         ),
         (
             [{"pass_rate": 0.5}],
