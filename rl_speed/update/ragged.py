@@ -188,7 +188,7 @@ class Ragged:
         self.count = jax.lax.pmax(self._plan.count, ROWS)
 
     def sum(self, function: Callable[[Array], Any], merge: Callable[[Any, Any], Any]) -> Any:
-        """Combines `function(number)` of all pieces with `merge`, in a loop that starts at zeros."""
+        """Combines `function(number)` of all pieces with `merge`, in a loop; starts at zeros."""
         zero = _zeros_like(jax.eval_shape(function, jnp.int32(0)))
         return self.loop(lambda number, total: merge(total, function(number)), zero)
 
