@@ -44,7 +44,7 @@ from rl_speed.sampling import Speed, Uniform
             ["--config.driver.prefetch=maybe"],
             "config.driver.prefetch must be true or false, got 'maybe'",
         ),
-        (["--noconfig.rule.n"], "config.rule.n is not a switch; write --config.rule.n=VALUE"),
+        (["--noconfig.rule.n"], "config.rule.n is not true or false; write --config.rule.n=VALUE"),
         (["--config.rule=bnad"], "config.rule must be one of uniform, dynamic, dapo, band, "),
         (["--config.rule=nowhere:Rule"], "'nowhere:Rule' cannot be used: ModuleNotFoundError"),
         (["--config.rule.n_init=1"], "config.rule: .* can accept no prompt"),

@@ -175,14 +175,14 @@ def test_several_greedy_samples_of_a_question_are_refused(settings, cause):
     for name, value in settings.items():
         config.set(name, value)
     config.evaluation.samples = 8
-    with pytest.raises(ValueError, match=f"config.evaluation.samples asks for 8 .*{cause}"):
+    with pytest.raises(ValueError, match=f"config.evaluation.samples gives 8 .*{cause}"):
         check_evaluation(config)
     config.evaluation.samples = 1
     check_evaluation(config)
     config.data.task = "jsonl"
     config.data.train = "train.jsonl"
     config.data.eval = "aime=aime.jsonl, math500:8=math500.jsonl"
-    with pytest.raises(ValueError, match=f"config.data.eval asks for 8 .*{cause}"):
+    with pytest.raises(ValueError, match=f"config.data.eval gives 8 .*{cause}"):
         check_evaluation(config)
     config.data.eval = "aime=aime.jsonl, math500:1=math500.jsonl"
     check_evaluation(config)
@@ -204,7 +204,7 @@ def test_supervised_evaluation_refuses_several_greedy_samples():
     config.data.train = "rows.jsonl"
     config.evaluation.samples = 4
     config.evaluation.temperature = 0.0
-    with pytest.raises(ValueError, match="config.evaluation.samples asks for 4 .*temperature=0"):
+    with pytest.raises(ValueError, match="config.evaluation.samples gives 4 .*temperature=0"):
         config.validate()
     config.evaluation.temperature = 0.7
     config.validate()
@@ -793,7 +793,7 @@ def test_a_rule_that_is_no_dataclass(monkeypatch):
     config = methods.apply(Config(), "plain_rloo")
     methods.override(config, "plain_rloo", {"rule.n": 4, "rule.n_init": 2, "training.steps": 3})
     assert config.validate().group_size == 8 and config.training.steps == 3
-    with pytest.raises(ValueError, match="config.rule='.*:Plain' is no dataclass: .* assign a new"):
+    with pytest.raises(ValueError, match="config.rule='.*:Plain' is not a dataclass, .* assign"):
         config.set("rule.n", 4)
 
 

@@ -65,9 +65,8 @@ def test_help_shows_the_given_configuration_and_its_defaults(launch):
     assert "  --config.rule=dynamic  (one of: uniform, dynamic, " in done.stdout
     assert "allocated; or module:name; default: speed)" in done.stdout
     assert "  --config.rule.n=24  (integer)\n      samples of a group" in done.stdout
-    assert (
-        "  --config.driver.groups=16  (integer)\n      complete groups a training step takes"
-        in (done.stdout)
+    assert "  --config.driver.groups=16  (integer)\n      complete groups in the batch" in (
+        done.stdout
     )
     refused = launch("experiments/train.py", "--help", "--config.rule.n_inti=3")
     assert refused.returncode == 2 and "nearest: config.rule.n_init" in refused.stderr
@@ -155,7 +154,7 @@ def test_settings_that_cannot_be_are_refused_where_they_are_printed(launch):
     done = launch(MAIN, "print-config", "--config=embedded", "--config.rule.n_init=99")
     assert done.returncode == 2 and "config.rule: n_init must be between" in done.stderr
     done = launch(MAIN, "print-config", "--config=sft")
-    assert done.returncode == 2 and "these are settings of another command" in done.stderr
+    assert done.returncode == 2 and "this file is for another command" in done.stderr
 
 
 def test_settings_of_other_commands_are_printed(launch):

@@ -1,5 +1,5 @@
-"""Configuration of a run: typed settings (`schema`), checks, named methods, presets, command
-line.
+"""Configuration of a run: typed settings (`schema`), their checks, named methods, presets, and the
+command line.
 """
 
 from rl_speed.config.dotted import flatten

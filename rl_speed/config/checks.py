@@ -1,4 +1,4 @@
-"""Checks of a configuration. Every error names the field, the reason, and the allowed values."""
+"""Checks a configuration. Every error names the field, the reason, and the allowed values."""
 
 import dataclasses
 import difflib
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 # Verifiers that are JAX functions: they run inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
-# Aggregations that divide by tokens of rows.
+# Aggregations whose divisor is a number of tokens.
 OVER_LENGTHS = ("token_mean", "seq_mean_token_mean", "micro_token_mean")
-# Fields of `data` that say what is read of files, and how.
+# Fields of `data` that only data files use.
 OF_FILES = (
     "train",
     "eval",
@@ -40,7 +40,7 @@ OF_FILES = (
     "on_bad_row",
     "max_question_length",
 )
-# Parts of the reward, as they are logged.
+# Names under which the parts of the reward are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
 
@@ -65,7 +65,10 @@ def check(c: "Config") -> None:
         ],
     )
     if c.data.task == "jsonl" and not c.data.train:
-        raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
+        raise ValueError(
+            "config.data.train must name a file or a data set when config.data.task is 'jsonl'; it "
+            "is empty"
+        )
     _check_files(c)
     _check_order(c)
     _require(
@@ -74,7 +77,7 @@ def check(c: "Config") -> None:
             (
                 "sampler.temperature",
                 c.sampler.temperature == 0 or c.sampler.temperature >= _LEAST_TEMPERATURE,
-                f"{_LEAST_TEMPERATURE:g} or more: below, the samples of a group are all alike, and "
+                f"{_LEAST_TEMPERATURE:g} or more: below that, all samples of a group are equal and "
                 "nothing is learned from them",
             )
         ],
@@ -83,9 +86,9 @@ def check(c: "Config") -> None:
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
             "config.sampler.top_k, top_p and temperature=0 cut the distribution that training "
-            "samples from: after an update a sampled token can leave the kept set and its ratio "
-            "becomes 0 or undefined. Train with top_k=0, top_p=1, temperature > 0; evaluation has "
-            "its own settings"
+            "samples from: after an update, the ratio of a sampled token can become 0 or undefined."
+            " Train with config.sampler.top_k=0, top_p=1 and temperature > 0; for evaluation set "
+            "config.evaluation.temperature and top_p"
         )
     if c.driver.buffer_groups < c.driver.groups:
         raise ValueError(
@@ -100,8 +103,9 @@ def check(c: "Config") -> None:
     screening = getattr(c.rule, "n_init", c.group_size)
     if not c.training.minibatches and c.group_size % screening:
         raise ValueError(
-            f"config.training.minibatches=0 is rule.n / rule.n_init, and {screening} does not "
-            f"divide {c.group_size}: give the number"
+            "config.training.minibatches=0 means config.rule.n / config.rule.n_init, but "
+            f"{screening} does not divide {c.group_size}: give a number above 0, or change "
+            "config.rule.n_init"
         )
     samples = c.driver.groups * c.group_size
     if samples % c.minibatches:
@@ -132,8 +136,9 @@ def _check_generation_mesh(c: "Config") -> None:
     _require(c, [("driver.lag", lag in (0, 1), "0 or 1")])
     if c.driver.where == "in_loop" and (lag or given or g.devices == "own"):
         raise ValueError(
-            "config.driver.where='in_loop' is one program on one mesh: it takes neither "
-            "config.driver.lag nor config.generation_mesh. config.driver.where='host' takes both"
+            "config.driver.where='in_loop' runs on one mesh and does not support "
+            "config.driver.lag=1 or config.generation_mesh: leave both at their defaults, or set "
+            "config.driver.where='host'"
         )
     if given and min(axes) < 1:
         raise ValueError(
@@ -142,28 +147,29 @@ def _check_generation_mesh(c: "Config") -> None:
         )
     if given and g.devices == "shared" and math.prod(axes) != training:
         raise ValueError(
-            f"config.generation_mesh of {math.prod(axes)} devices on the {training} devices of "
-            "config.mesh: with config.generation_mesh.devices='shared' both have as many"
+            f"config.generation_mesh has {math.prod(axes)} devices and config.mesh {training}: "
+            "with config.generation_mesh.devices='shared' both must have the same number"
         )
     if g.devices == "own" and not lag:
         raise ValueError(
-            "config.generation_mesh.devices='own' needs config.driver.lag=1: with 0 half of the "
-            "devices would wait for the other half, whose policy they need"
+            "config.generation_mesh.devices='own' needs config.driver.lag=1: with 0, generation "
+            "and training would wait for each other's devices"
         )
     if c.estimate.kind == "value" and (given or g.devices == "own"):
         raise ValueError(
-            "config.estimate.kind='value' reads the weights where they are trained; "
-            "config.generation_mesh must be as config.mesh. 'ema' takes any"
+            "config.estimate.kind='value' reads the weights on the training mesh: leave "
+            "config.generation_mesh at its defaults, or set config.estimate.kind='ema'"
         )
     if lag and 0 <= c.driver.max_age < lag:
         raise ValueError(
-            f"config.driver.max_age={c.driver.max_age} drops all groups of config.driver.lag={lag}"
+            f"config.driver.max_age={c.driver.max_age} drops all groups, which are {lag} update "
+            f"old with config.driver.lag={lag}: set it to -1 (no limit) or at least {lag}"
         )
 
 
-# Below these, decoding is as good as greedy. A temperature of 0.01 makes a gap of 0.1 between two
-# logits one of 10: the second token is drawn once in 20,000 times. A nucleus of less than 0.01 is
-# the first token alone wherever that has a probability of 0.01.
+# Below these values decoding is nearly greedy. A temperature of 0.01 scales a gap of 0.1 between
+# two logits to 10, so the second token is drawn once in 20,000 times. A top_p below 0.01 keeps only
+# the most likely token if its probability is at least 0.01.
 _LEAST_TEMPERATURE = 0.01
 _LEAST_TOP_P = 0.01
 
@@ -187,25 +193,25 @@ def _check_logprob_temperature(c: "Config") -> None:
         raise ValueError(
             f"config.objective.logprob_temperature={temperature:g} with "
             f"config.sampler.temperature={c.sampler.temperature:g} needs "
-            f"config.objective.old_logprobs='recompute'; got {o.old_logprobs!r}: ratios to what "
-            "was sampled would be of two temperatures"
+            f"config.objective.old_logprobs='recompute'; got {o.old_logprobs!r}, whose ratios "
+            "would mix the two temperatures"
         )
     if o.kl_coef > 0 and o.kl_in == "reward":
         raise ValueError(
             f"config.objective.logprob_temperature={temperature:g} with "
             f"config.sampler.temperature={c.sampler.temperature:g} needs "
-            "config.objective.kl_in='loss': in the reward, the KL is from what was sampled"
+            "config.objective.kl_in='loss': the KL in the reward uses the log-probs of the "
+            "sampler, which have its temperature"
         )
 
 
 def require_distinct_draws(
     field: str, samples: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0
 ) -> None:
-    """Raises ValueError where a question gets several samples that are all, or nearly all, the
-    same.
+    """Raises ValueError if a question gets several samples and decoding is greedy or nearly so.
 
     Args:
-      field: the setting that asks for several samples.
+      field: setting that gives the number of samples, for the error message.
     """
     greedy = {
         f"config.evaluation.temperature={temperature:g}": temperature < _LEAST_TEMPERATURE,
@@ -215,16 +221,15 @@ def require_distinct_draws(
     causes = [name for name, keeps_one in greedy.items() if keeps_one]
     if samples > 1 and causes:
         raise ValueError(
-            f"config.{field} asks for {samples} samples of a question, and with {causes[0]} "
-            "decoding is greedy, or as good as greedy: all of them would be the same response, and "
-            "pass@k and intervals would count it as if drawn anew. Ask for 1 sample, or decode "
-            f"with a temperature of {_LEAST_TEMPERATURE:g} or more, a top_p of {_LEAST_TOP_P:g} or "
-            "more and a top_k other than 1"
+            f"config.{field} gives {samples} samples per question, but with {causes[0]} decoding "
+            "is (nearly) greedy: all samples would be the same response, and pass@k and confidence "
+            "intervals would be wrong. Set 1 sample per question, or a temperature of at least "
+            f"{_LEAST_TEMPERATURE:g}, a top_p of at least {_LEAST_TOP_P:g} and a top_k other than 1"
         )
 
 
 def check_evaluation(c: "Config") -> None:
-    """`check` without training: the settings that evaluating a policy needs."""
+    """Checks the settings that evaluating a policy needs; `check` also checks those of training."""
     check_types(c)
     check_options(c)
     _require_one(
@@ -250,7 +255,7 @@ def check_evaluation(c: "Config") -> None:
             ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
             ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
             ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
-            ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"),
+            ("data.max_prompt_length", longest >= 0, "0 (that of the longest prompt) or more"),
             # Seeds of 2**32 and above repeat the keys of smaller ones.
             ("seed", 0 <= c.seed < 2**32, "0 or more, and less than 2**32"),
         ],
@@ -279,7 +284,9 @@ def check_evaluation(c: "Config") -> None:
 
 
 def _require(c: Any, rules: Sequence[tuple[str, bool, str]]) -> None:
-    """Checks rules of the form (field, whether its value is allowed, the allowed values)."""
+    """Raises ValueError for the first (field, whether its value is allowed, allowed values) that is
+    not allowed.
+    """
     for name, ok, want in rules:
         if not ok:
             raise ValueError(f"config.{name} must be {want}; got {dotted.get(c, name)!r}")
@@ -290,8 +297,8 @@ def _require_one(c: "Config", names: Sequence[str]) -> None:
 
 
 def check_options(c: Any) -> None:
-    """Checks fields of any configuration that take one of several words, or a user's function,
-    which is imported and tried.
+    """Checks the fields of any configuration that allow a list of words or a user's function.
+    Imports the function and tries it.
     """
     objects = dotted.choices(c)
     for section in (
@@ -325,7 +332,7 @@ def check_options(c: Any) -> None:
 
 
 def _check_hashable(c: "Config", path: str) -> None:
-    """Compiled functions are found again by the values of rule and loss."""
+    """Checks that a rule or loss can be hashed: compiled functions are cached by its value."""
     value = dotted.get(c, path)
     try:
         hash(value)
@@ -337,7 +344,7 @@ def _check_hashable(c: "Config", path: str) -> None:
 
 
 def _check_loss(c: "Config") -> None:
-    """Tries the loss."""
+    """Calls the loss on a small batch of shapes."""
     _check_hashable(c, "objective.loss")
     try:
         check_loss(c.objective.loss)
@@ -347,23 +354,28 @@ def _check_loss(c: "Config") -> None:
 
 
 def _check_rule(c: "Config") -> None:
-    """Checks what the rule is, and what it needs. A rule may have a `check(config)` of its own."""
+    """Checks the rule's attributes and the settings it needs; also calls its own `check(config)`,
+    if any.
+    """
     rule = c.rule
     word = dotted.choices(c)["rule"].word_of(rule)
     for name in ("max_samples", "first_samples", "init", "decide"):
         if not hasattr(rule, name):
-            raise ValueError(f"config.rule={word!r} is no rule: it has no {name}")
+            raise ValueError(
+                f"config.rule={word!r} is not a sampling rule: it has no {name} (the interface is "
+                "`Rule` in rl_speed/sampling/rules.py)"
+            )
     _check_hashable(c, "rule")
     downsamples = needs(rule, "downsampling")
     if rule.max_samples > c.group_size and not (downsamples or needs(rule, "budgets")):
         raise ValueError(
-            f"config.rule={word!r}: a prompt may get {rule.max_samples} samples, and a batch has "
-            f"rows for {c.group_size} (rule.n) of each of its groups; raise rule.n"
+            f"config.rule={word!r}: a prompt may get {rule.max_samples} samples, but a batch has "
+            f"only {c.group_size} rows per group (config.rule.n); raise config.rule.n"
         )
     if needs(rule, "budgets") and not (hasattr(rule, "n_min") and hasattr(rule, "n_max")):
         raise ValueError(
-            f"config.rule={word!r} needs budgets, so it must have n_min and n_max, the least and "
-            "most samples of a prompt"
+            f"config.rule={word!r} needs budgets, so it must have the attributes n_min and n_max, "
+            "the fewest and most samples of a prompt"
         )
     if needs(rule, "budgets") and c.estimate.kind == "none":
         raise ValueError(
@@ -371,15 +383,15 @@ def _check_rule(c: "Config") -> None:
         )
     if needs(rule, "forecast") and (c.data.order != "forecast" or c.estimate.kind != "none"):
         raise ValueError(
-            f"config.rule={word!r} screens each prompt as its forecast says: it needs "
+            f"config.rule={word!r} takes the number of screening samples from a forecast: it needs "
             "config.data.order='forecast' and config.estimate.kind='none'; got "
             f"{c.data.order!r} and {c.estimate.kind!r}"
         )
     given = needs(rule, "budgets") or needs(rule, "forecast")
     if given and c.driver.screening != "missing":
         raise ValueError(
-            f"config.rule={word!r} needs config.driver.screening='missing': the prompts of one "
-            "batch share the samples, and with 'fixed' more prompts are drawn than a step takes"
+            f"config.rule={word!r} needs config.driver.screening='missing', because the prompts of "
+            "one batch share a number of samples; 'fixed' draws more prompts than a step takes"
         )
     if c.data.order == "forecast" and c.group_size < 2:
         raise ValueError(
@@ -391,7 +403,7 @@ def _check_rule(c: "Config") -> None:
 
 
 def check_optimizer(c: Any, steps: int) -> None:
-    """Checks the optimizer's settings, of any configuration, for a run of `steps` updates."""
+    """Checks the optimizer settings of any configuration for a run of `steps` optimizer steps."""
     o = c.optimizer
     name, warmup, of = "warmup_steps", o.warmup_steps, f"{steps} updates"
     if o.warmup_rl_steps:
@@ -400,7 +412,7 @@ def check_optimizer(c: Any, steps: int) -> None:
     if o.schedule != "constant" and warmup >= steps:
         raise ValueError(
             f"config.optimizer.{name}={warmup} leaves none of {of} for "
-            f"config.optimizer.schedule={o.schedule!r}"
+            f"config.optimizer.schedule={o.schedule!r}: set fewer warm-up steps or more steps"
         )
     _require(
         c,
@@ -436,36 +448,39 @@ def _check_files(c: "Config") -> None:
     if d.task in TASKS:
         if policy and policy.name != d.task:
             raise ValueError(
-                f"config.model.path={c.model.path!r} reads the {policy.name} task's vocabulary, "
-                f"not that of config.data.task={d.task!r}"
+                f"config.model.path={c.model.path!r} is the policy of task {policy.name!r}, with "
+                f"another vocabulary than config.data.task={d.task!r}: set "
+                f"config.model.path={TASKS[d.task].policy!r}, or config.data.task={policy.name!r}"
             )
         for name in OF_FILES:
             if (value := getattr(d, name)) != getattr(type(d)(), name):
                 raise ValueError(
-                    f"config.data.{name}={value!r} is for config.data.task='jsonl': the "
-                    f"{d.task} task makes its questions (config.data.task={d.task!r})"
+                    f"config.data.{name}={value!r} is only for config.data.task='jsonl': task "
+                    f"{d.task!r} generates its questions. Remove the setting, or change "
+                    f"config.data.task={d.task!r}"
                 )
     files = [one.file for one in d.held_out_files()]
     if HELD_OUT_OF_TRAIN in files and not d.hold_out:
         raise ValueError(
-            f"config.data.eval={d.eval!r} names the questions held out of training "
-            f"({HELD_OUT_OF_TRAIN!r}), and config.data.hold_out is 0: none are"
+            f"config.data.eval={d.eval!r} uses questions held out of training "
+            f"({HELD_OUT_OF_TRAIN!r}), but config.data.hold_out is 0: set it to their number"
         )
     words = [word.strip() for word in d.decontaminate.split(",")]
     if EVALUATION_FILES in words and set(files) <= {HELD_OUT_OF_TRAIN}:
         raise ValueError(
-            f"config.data.decontaminate={d.decontaminate!r} names the files of config.data.eval "
-            f"({EVALUATION_FILES!r}), and config.data.eval names no file"
+            f"config.data.decontaminate={d.decontaminate!r} stands for the files of "
+            f"config.data.eval ({EVALUATION_FILES!r}), but config.data.eval names no file"
         )
     if d.eval_question_field and not (d.eval or d.decontaminate):
         raise ValueError(
-            "config.data.eval_question_field is for config.data.eval and "
+            f"config.data.eval_question_field={d.eval_question_field!r} needs config.data.eval or "
             "config.data.decontaminate: neither is set"
         )
     if d.system and not form.chat:
         raise ValueError(
-            "config.data.system needs a prompt that goes through the chat template; "
-            f"config.data.prompt={d.prompt!r} does not: write the text into it"
+            "config.data.system needs a prompt format that uses the chat template; "
+            f"config.data.prompt={d.prompt!r} does not: write the text of config.data.system into "
+            "config.data.prompt"
         )
     if (
         d.instruction
@@ -474,8 +489,8 @@ def _check_files(c: "Config") -> None:
         and form != PROMPTS["plain"]
     ):
         raise ValueError(
-            f"config.data.prompt={d.prompt!r} has an instruction of its own: set "
-            f"config.data.instruction='', not {d.instruction!r}"
+            f"config.data.prompt={d.prompt!r} already has an instruction: set "
+            f"config.data.instruction=''; got {d.instruction!r}"
         )
 
 
@@ -508,15 +523,15 @@ def _check_order(c: "Config") -> None:
         )
     if d.pass_rates and not needs_table:
         raise ValueError(
-            "config.data.pass_rates is used by config.data.order='schedule' and by "
-            "config.data.keep_low/keep_high, and neither is set"
+            f"config.data.pass_rates={d.pass_rates!r} is used only by "
+            "config.data.order='schedule' and by config.data.keep_low/keep_high, and neither is set"
         )
     if d.task in TASKS and not d.train_prompts and (d.order != "shuffle" or needs_table):
         raise ValueError(
             f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, "
-            f"keep_high={d.keep_high:g} needs a finite training set: with "
-            f"config.data.train_prompts=0 the {d.task} task never repeats a prompt. Set "
-            "config.data.train_prompts"
+            f"keep_high={d.keep_high:g} needs a finite training set, but with "
+            f"config.data.train_prompts=0 task {d.task!r} never repeats a prompt. Set "
+            "config.data.train_prompts to their number"
         )
 
 
@@ -528,35 +543,36 @@ def _check_depth(c: "Config") -> None:
         raise ValueError(
             "config.driver.accept='completion' needs a rule of one phase (uniform, dynamic, band, "
             f"allocated) and config.driver.depth=0; got config.rule={rule}, "
-            f"config.driver.depth={d.depth}: what is cancelled must not have been judged, or "
-            "continued, before"
+            f"config.driver.depth={d.depth}. Only groups that were neither scored nor continued "
+            "can be cancelled"
         )
     on_host = d.where == "host" and two_phase(rule)
     least = d.groups + d.screen_prompts
     if on_host and d.continuation == "at_once" and d.buffer_groups < least:
         raise ValueError(
             f"config.driver.buffer_groups ({d.buffer_groups}) must be at least {least} for "
-            "config.driver.continuation='at_once', config.driver.groups + "
-            "config.driver.screen_prompts: all that a call accepts completes in the next"
+            "config.driver.continuation='at_once' (config.driver.groups + "
+            "config.driver.screen_prompts), because all prompts that a call accepts complete in "
+            "the next"
         )
     _require(c, [("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more")])
     if d.buffer_groups < d.groups * (1 + d.depth):
         raise ValueError(
             f"config.driver.buffer_groups ({d.buffer_groups}) must hold "
             f"{d.groups * (1 + d.depth)} groups, config.driver.groups ({d.groups}) for each of "
-            f"the 1 + {d.depth} generation calls that config.driver.depth={d.depth} keeps under "
-            "way: each brings about one training batch"
+            f"the 1 + {d.depth} generation calls in flight with config.driver.depth={d.depth}: "
+            "each returns about one training batch"
         )
     if 0 <= d.max_age < d.depth:
         raise ValueError(
             f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth "
-            f"({d.depth}): with one call a step, that many updates pass between a call's "
-            "generation and its scoring, and its samples would be too old by then"
+            f"({d.depth}): with one call per step, samples are {d.depth} updates old when they are "
+            "scored, and all would be dropped"
         )
 
 
 def _check_rewards(c: "Config") -> None:
-    """Checks weights and bounds of reward terms, and when the reference policy is replaced."""
+    """Checks weights and bounds of reward terms, and `objective.reference_every`."""
     r = c.reward
     o = c.objective
     _check_functions(r)
@@ -577,7 +593,7 @@ def _check_rewards(c: "Config") -> None:
     )
     if r.format_weight and not (r.think_open and r.think_close):
         raise ValueError(
-            "config.reward.think_open and think_close must not be empty where "
+            "config.reward.think_open and think_close must not be empty when "
             f"config.reward.format_weight is set; got {r.think_open!r} and {r.think_close!r}"
         )
     if r.length_alpha and not r.length_low <= r.length_high:
@@ -588,14 +604,14 @@ def _check_rewards(c: "Config") -> None:
     if o.reference_every and not o.kl_coef > 0:
         raise ValueError(
             f"config.objective.reference_every ({o.reference_every}) needs "
-            f"config.objective.kl_coef above 0 (got {o.kl_coef}): nothing else asks for a "
-            "reference policy"
+            f"config.objective.kl_coef above 0 (got {o.kl_coef}): only the KL uses a reference "
+            "policy"
         )
 
 
 def _check_functions(r: "Reward") -> None:
-    """Checks the user's reward functions in a worker process: that they exist, are callable, and
-    take known arguments.
+    """Checks in a worker process that the user's reward functions exist, are callable, and take
+    known arguments.
     """
     try:
         extra = parse_extra(r.extra)
@@ -604,8 +620,8 @@ def _check_functions(r: "Reward") -> None:
     for e in extra:
         if e.name in REWARD_PARTS:
             raise ValueError(
-                f"config.reward.extra: {e.function!r} is called like a part of the reward that "
-                f"there is already ({', '.join(REWARD_PARTS)})"
+                f"config.reward.extra: {e.function!r} has the name of a built-in part of the "
+                f"reward ({', '.join(REWARD_PARTS)}): rename the function"
             )
     named = [(r.verifier, "verifier")] if is_function(r.verifier) else []
     for function, field in [*named, *((e.function, "extra") for e in extra)]:
@@ -616,7 +632,7 @@ def _check_functions(r: "Reward") -> None:
 
 
 def _check_logging(c: "Config") -> None:
-    """Checks settings of the writers."""
+    """Checks the settings of the metric writers."""
     _require(c, [("logging.text_every", c.logging.text_every >= 0, "0 (none) or more")])
     for name in ("wandb", "trackio"):
         if getattr(c.logging, name):
@@ -624,8 +640,8 @@ def _check_logging(c: "Config") -> None:
 
 
 def require_package(name: str, why: str) -> None:
-    """Raises ValueError unless the package is installed. A folder of that name without code, as W&B
-    leaves one, does not count.
+    """Raises ValueError unless the package is installed. A folder of that name without code does
+    not count: W&B leaves one.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
@@ -633,19 +649,19 @@ def require_package(name: str, why: str) -> None:
 
 
 def _check_pools(c: "Config") -> None:
-    """Checks what pool advantages and estimates need."""
+    """Checks the settings of pool advantages and estimates."""
     o = c.objective
     if o.advantage in POOL_ADVANTAGES:
         if o.kl_coef > 0 and o.kl_in == "reward":
             raise ValueError(
-                f"config.objective.advantage={o.advantage!r} takes config.objective.kl_in='loss' "
-                "only: a pool's statistics are of samples whose log-probs under the "
-                "reference are not computed"
+                f"config.objective.advantage={o.advantage!r} needs config.objective.kl_in='loss': "
+                "the log-probs under the reference policy are not computed for all samples of a "
+                "pool"
             )
         if o.singleton != "zero" and o.advantage == "pool_std":
             raise ValueError(
                 f"config.objective.singleton={o.singleton!r} needs "
-                "config.objective.advantage='pool': an only sample has no std to be divided by"
+                "config.objective.advantage='pool': a single sample has no std to divide by"
             )
     else:
         for name, default in (
@@ -688,25 +704,26 @@ def _check_pools(c: "Config") -> None:
 
 
 def _check_replay(c: "Config") -> None:
-    """Checks what replayed prefixes need."""
+    """Checks the settings of replay."""
     r = c.replay
     if r.window == "none":
         if r.cache:
             raise ValueError(
-                "config.replay.cache is given, but config.replay.window is 'none': "
-                "nothing would be replayed"
+                f"config.replay.cache={r.cache!r} has no effect, because config.replay.window is "
+                "'none': choose a window, or remove the cache"
             )
         _require(c, [("replay.normaliser", r.normaliser == "trained", "'trained' without replay")])
         return
     if r.normaliser == "response" and c.objective.aggregation not in OVER_LENGTHS:
         raise ValueError(
             "config.replay.normaliser='response' needs config.objective.aggregation to be one of "
-            f"{', '.join(OVER_LENGTHS)}: {c.objective.aggregation!r} divides by no lengths"
+            f"{', '.join(OVER_LENGTHS)}, which divide by response lengths; got "
+            f"{c.objective.aggregation!r}"
         )
     if c.data.task in TASKS and not c.data.train_prompts:
         raise ValueError(
-            "config.replay.window needs a finite data set, as responses are cached by question: "
-            "set config.data.train_prompts"
+            f"config.replay.window={r.window!r} needs a finite data set, because responses are "
+            "cached by question: set config.data.train_prompts"
         )
     _require(
         c,
@@ -714,7 +731,7 @@ def _check_replay(c: "Config") -> None:
             (
                 "replay.eps",
                 0 <= r.eps <= 1 or r.eps == -1,
-                "in [0, 1], or -1 (the first response is kept for ever)",
+                "in [0, 1], or -1 (the first response stays)",
             ),
             ("replay.length", r.length >= 0, "0 or more"),
             ("replay.max_tokens", r.max_tokens >= 0, "0 (no bound) or more"),
@@ -741,7 +758,7 @@ def _check_in_loop(c: "Config", shards: int) -> None:
             "driver.depth",
             c.driver.depth,
             (0,),
-            "scoring is part of the program, there is none to overlap with",
+            "scoring is part of the compiled program, so nothing can overlap with it",
         ),
         (
             "driver.accept",
@@ -753,30 +770,35 @@ def _check_in_loop(c: "Config", shards: int) -> None:
             "reward.overlong_buffer",
             c.reward.overlong_buffer,
             (0,),
-            "rewards are the verifier's alone",
+            "the reward is the verifier's result only",
         ),
         (
             "reward.format_weight",
             c.reward.format_weight,
             (0.0,),
-            "rewards are the verifier's alone",
+            "the reward is the verifier's result only",
         ),
         (
             "reward.language_weight",
             c.reward.language_weight,
             (0.0,),
-            "rewards are the verifier's alone",
+            "the reward is the verifier's result only",
         ),
         (
             "reward.accuracy_weight",
             c.reward.accuracy_weight,
             (1.0,),
-            "rewards are the verifier's alone",
+            "the reward is the verifier's result only",
         ),
-        ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
-        ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
-        ("training.minibatches", c.minibatches, (1,), "there is one update a program"),
-        ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
+        ("reward.extra", c.reward.extra, ("",), "the reward is the verifier's result only"),
+        (
+            "reward.length_alpha",
+            c.reward.length_alpha,
+            (0.0,),
+            "the reward is the verifier's result only",
+        ),
+        ("training.minibatches", c.minibatches, (1,), "the program makes one optimizer step"),
+        ("objective.kl_coef", c.objective.kl_coef, (0.0,), "the program has no reference policy"),
         (
             "objective.old_logprobs",
             c.objective.old_logprobs,
@@ -787,34 +809,35 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         if value not in allowed:
             raise ValueError(
                 f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); "
-                f"got {value!r}. config.driver.where='host' takes any"
+                f"got {value!r}. config.driver.where='host' allows any value"
             )
     if needs(c.rule, "rewards"):
         raise ValueError(
-            f"config.driver.where='in_loop': rules see verdicts there, no rewards, and {c.rule} "
-            "asks for rewards. config.driver.where='host' takes any"
+            f"config.rule={c.rule} needs rewards, but with config.driver.where='in_loop' a rule "
+            "gets only correct or wrong. Use config.driver.where='host'"
         )
     if c.reward.verifier not in JAX_VERIFIERS and c.mesh.tensor > 1:
         raise ValueError(
             f"config.driver.where='in_loop' with config.reward.verifier={c.reward.verifier!r} "
-            f"needs config.mesh.tensor=1; got {c.mesh.tensor}: the loop calls back to Python, "
-            "which JAX can do only where every mesh axis is manual. On any mesh: "
-            f"{', '.join(JAX_VERIFIERS)}, or config.driver.where='host'"
+            f"needs config.mesh.tensor=1; got {c.mesh.tensor}: this verifier needs a Python "
+            "callback in the loop, which JAX allows only when every mesh axis is manual. Use "
+            f"config.reward.verifier={' or '.join(JAX_VERIFIERS)}, or config.driver.where='host'"
         )
     if c.driver.groups % shards:
         raise ValueError(
             f"config.driver.where='in_loop' needs config.driver.groups ({c.driver.groups}) to be "
-            f"divisible by mesh data x fsdp ({shards}): each shard fills its share"
+            f"divisible by config.mesh.data x config.mesh.fsdp ({shards}), because each shard "
+            "fills an equal share of the batch"
         )
 
 
-# Thresholds that a rate can never reach: -inf and inf accept every group.
+# Thresholds that may be infinite: -inf and inf accept every group.
 _MAY_BE_INFINITE = ("rule.low", "rule.high")
 
 
 def check_types(c: Any) -> None:
-    """Checks any configuration for unknown fields (a dataclass takes them silently), wrong types,
-    numbers that are not finite, and paths that are not of this machine's file systems.
+    """Checks any configuration for unknown fields (a dataclass accepts them silently), wrong types,
+    numbers that are not finite, and paths that are not on this machine's file systems.
     """
     _check_types(c, c, "", dotted.choices(c))
 
@@ -837,8 +860,8 @@ def _check_types(c: Any, section: Any, prefix: str, choices: Container[str]) -> 
         if path in choices:
             if isinstance(value, (str, type)):
                 raise ValueError(
-                    f"config.{path} must be an object, such as {f.default!r}; got {value!r}. By "
-                    f"its word: --config.{path}=WORD, or config.set({path!r}, WORD)"
+                    f"config.{path} must be an object, such as {f.default!r}; got {value!r}. To "
+                    f"choose it by a word: --config.{path}=WORD, or config.set({path!r}, WORD)"
                 )
             continue
         kind = f.type

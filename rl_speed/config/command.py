@@ -1,5 +1,5 @@
-"""Checks the command line before anything is built. Errors about missing configuration files and
-unknown fields name the nearest known ones.
+"""Parses and checks the command line before anything is built. Errors about missing configuration
+files and unknown fields name the nearest known ones.
 """
 
 import copy
@@ -24,11 +24,11 @@ _ARTICLES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 class ConfigFlag(flags.Flag):
-    """`--config=FILE[:VARIANT]`, whose value is the configuration with its overrides.
+    """The flag `--config=FILE[:VARIANT]`. Its value is the configuration with its overrides.
 
     Attributes:
-      overrides: {"section.field": text} of `--config.section.field=text`, set before parsing.
-      override_values: {"section.field": value} of them, after parsing.
+      overrides: {"section.field": text} from `--config.section.field=text`; set before parsing.
+      override_values: {"section.field": parsed value}; set by parsing.
       config_filename: FILE[:VARIANT].
     """
 
@@ -58,7 +58,7 @@ class ConfigFlag(flags.Flag):
 
 
 def _frozen_hint(error: Exception) -> str:
-    """How to set a number of a rule or a loss, for a file that assigned to it."""
+    """Text to append to the error of a file that assigned to a number of a frozen rule or loss."""
     if not isinstance(error, dataclasses.FrozenInstanceError):
         return ""
     name = str(error).split("'")[1]
@@ -74,17 +74,17 @@ def define_config(help: str) -> flags.FlagHolder:
 
 
 def override(config: Any, texts: Mapping[str, str], flag: str = "config") -> dict[str, Any]:
-    """Sets fields of `config` to values that are written as text. Returns the values.
+    """Sets fields of `config` from values written as text. Returns the parsed values.
 
     Objects are chosen first: with "rule" = "band", "rule.low" is a number of the band.
 
-    Raises ValueError: one line for each field that does not exist or cannot have that value.
+    Raises ValueError, with a line for each field that does not exist or cannot have its value.
     """
     words = {path.removesuffix(f".{dotted.WORD}"): text for path, text in texts.items()}
     chosen = {path: words[path] for path in dotted.choices(config) if path in words}
     dotted.update(config, chosen)
     known = dict(dotted.leaves(config))
-    # A group's samples are a number of every rule, also where they are the sum of others.
+    # Every rule accepts n, the samples of a group, even if its own fields only sum to it.
     for path in dotted.choices(config):
         if isinstance(n := getattr(dotted.get(config, path), "n", None), int):
             known[f"{path}.n"] = n
@@ -104,7 +104,7 @@ def override(config: Any, texts: Mapping[str, str], flag: str = "config") -> dic
 
 
 def _value(path: str, text: str, known: Mapping[str, Any], config: Any, flag: str) -> Any:
-    """The value of a field, read from text. Raises ValueError without the field's name."""
+    """Parses the text of a field's value. Raises ValueError; the caller adds the flag's name."""
     here = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == path]
     if here:
         raise ValueError(f"{flag}.{path} is a section; set one of its fields: {', '.join(here)}")
@@ -120,14 +120,16 @@ def _value(path: str, text: str, known: Mapping[str, Any], config: Any, flag: st
     try:
         return _PARSERS[kind].parse(text)
     except KeyError:
-        raise ValueError(f"{flag}.{path} can be set in a file alone") from None
+        raise ValueError(
+            f"{flag}.{path} cannot be set on the command line; set it in a configuration file"
+        ) from None
     except (ValueError, TypeError):
         raise ValueError(f"{flag}.{path} must be {_ARTICLES[kind]}, got {text!r}") from None
 
 
 def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
-    """Known dotted names most like `name`: first in the same or a similar section, then with a
-    similar last part.
+    """Returns the known dotted names most like `name`: with a similar last part, preferably in the
+    same or a similar section; if there are none, all names of that section.
     """
     section, _, leaf = name.rpartition(".")
 
@@ -144,7 +146,7 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
 
 
 def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(name, "=" or "", value) of each flag; without "=", value is the next argument."""
+    """Yields (name, "=" or "", value) of each flag; without "=", value is the next argument."""
     for i, argument in enumerate(arguments):
         if argument == "--":
             return
@@ -154,7 +156,7 @@ def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def with_config_path(arguments: Sequence[str], flag: str = "config") -> list[str]:
-    """The arguments with the bare name in `--config=NAME[:VARIANT]` replaced by its file."""
+    """Returns the arguments, with NAME in `--config=NAME[:VARIANT]` replaced by its file."""
     found = list(arguments)
     for i, argument in enumerate(found):
         if argument == "--":
@@ -169,8 +171,8 @@ def with_config_path(arguments: Sequence[str], flag: str = "config") -> list[str
 
 
 def find_config(value: str) -> str:
-    """FILE[:VARIANT] of NAME[:VARIANT]: a local file NAME or NAME.py, or else the shipped
-    configuration of that name. Returns `value` unchanged if there is none.
+    """Finds the file of NAME[:VARIANT]: a local file NAME or NAME.py, else the shipped
+    configuration of that name. Returns FILE[:VARIANT], or `value` unchanged if there is no file.
     """
     name, colon, variant = value.partition(":")
     places = [Path(name), Path(f"{name}.py")]
@@ -180,13 +182,13 @@ def find_config(value: str) -> str:
 
 
 def is_bare(name: str) -> bool:
-    """Whether a configuration is given by its name alone, without a folder."""
+    """Returns whether a configuration is given by its name alone, without a folder."""
     return Path(name).name == name
 
 
 def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
-    """Error messages about the file of `--config=FILE[:VARIANT]` in the arguments; empty if it
-    exists.
+    """Returns error messages about the file of `--config=FILE[:VARIANT]` in the arguments; an empty
+    list if it exists.
     """
     for name, _, value in written_flags(arguments):
         if name != flag:
@@ -215,15 +217,16 @@ def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[st
 def split_overrides(
     arguments: Sequence[str], config: Any = Config, flag: str = "config"
 ) -> tuple[list[str], dict[str, str]]:
-    """(the other arguments, {"section.field": text} of each `--config.section.field=text`).
+    """Splits the arguments into (other arguments, {"section.field": text} of each
+    `--config.section.field=text`).
 
-    `--config.section.field text` is read, too, and for switches `--config.section.field` and
-    `--noconfig.section.field`.
+    Also reads `--config.section.field text`, and for switches (fields that are true or false)
+    `--config.section.field` and `--noconfig.section.field`.
 
     Args:
-      config: a class of configurations; says which fields are switches.
+      config: the class of the configuration, which shows which fields are switches.
 
-    Raises ValueError: a field that is no switch is written as one.
+    Raises ValueError: `--noconfig` is used with a field that is not a switch.
     """
     switches = {path for path, value in dotted.leaves(config()) if type(value) is bool}
     rest: list[str] = []
@@ -240,26 +243,27 @@ def split_overrides(
         negated, path, equals, value = match.groups()
         if negated and path not in switches:
             raise ValueError(
-                f"{argument}: {flag}.{path} is not a switch; write --{flag}.{path}=VALUE"
+                f"{argument}: {flag}.{path} is not true or false; write --{flag}.{path}=VALUE"
             )
         if not equals:
             switch = path in switches
             value = ("false" if negated else "true") if switch else left.pop(0) if left else ""
-        found.pop(path, None)  # the last one counts
+        found.pop(path, None)  # the last value counts, and also comes last
         found[path] = value
     return rest, found
 
 
 def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> methods.OfMethod:
-    """The settings of each method, from `--config=FILE[:VARIANT]` and its overrides.
+    """Returns a function from a method's name to its settings, made from `--config=FILE[:VARIANT]`
+    and its overrides.
 
-    If the file's `VARIANTS` contain methods, the settings are those of the method's variant, or of
-    the nearest method's (`methods.nearest`) with the method's fields set: a preset may give a
-    baseline another driver, or replay to some methods only. Otherwise they are those of `--config`
-    with the method's fields set. Overrides do not change the method's own fields. A method with its
-    own group size gets as many groups as make a batch of equal size.
+    If `VARIANTS` of the file contains methods, the settings are those of the method's variant, or
+    of the nearest method's variant (`methods.nearest`) with the method's fields set, because a
+    preset may give methods different drivers. Otherwise they are those of `--config` with the
+    method's fields set. Overrides do not change fields that define the method. A method with
+    another group size gets another number of groups, so that batches have equal sizes.
 
-    Raises ValueError, when called: the method or the variant is unknown.
+    The function raises ValueError if the method or the variant is unknown.
     """
     given = values[flag]
     path, _, variant = given.config_filename.partition(":")
@@ -297,7 +301,7 @@ def load_config_file(path: str | Path) -> Any:
 
 
 def _file(config: Any) -> str:
-    """File that declares a configuration (a class or an instance)."""
+    """Returns the name of the file that declares a configuration (a class or an instance)."""
     kind = config if isinstance(config, type) else type(config)
     return f"{kind.__module__.replace('.', '/')}.py"
 
@@ -305,12 +309,12 @@ def _file(config: Any) -> str:
 def parse_flags(
     arguments: Sequence[str], config: Any = Config, fields: Collection[str] = (), default: str = ""
 ) -> list[str]:
-    """Returns the arguments that are not flags. Prints errors, one a line, and exits with status 2;
-    exits with status 0 after --help.
+    """Parses the flags, and returns the arguments that are not flags. On errors it prints one per
+    line and exits with status 2; after --help it exits with status 0.
 
     Args:
       config: the class of `--config`. fields: its fields that the command reads; empty: all.
-      default: value of `--config` if none is given, a name or a file.
+      default: name or file for `--config` if the flag is not given.
     """
     try:
         given = with_config_path(flags.FLAGS.read_flags_from_files(list(arguments[1:]), False))
@@ -334,7 +338,7 @@ def parse_flags(
         if "config" in flags.FLAGS:
             given, texts = split_overrides(given, config)
             flags.FLAGS["config"].overrides = texts
-            if not default and "config" not in names:  # for --help, and before that is required
+            if not default and "config" not in names:  # checks them even without a --config
                 override(config(), texts)
         if default:
             flags.FLAGS.set_default("config", default)
@@ -346,8 +350,8 @@ def parse_flags(
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if made is not None and not isinstance(made, config):
         fail(
-            "--config: these are settings of another command: fields of "
-            f"{_file(made)}, not of {_file(config)}"
+            "--config: this file is for another command: it returns settings from "
+            f"{_file(made)}, but this command needs those of {_file(config)}"
         )
     if asked_help:
         print(in_words_of_program(help_text(made or config(), fields)))
@@ -356,11 +360,13 @@ def parse_flags(
 
 
 def help_text(config: Any, fields: Collection[str] = ()) -> str:
-    """The main module's docstring, its flags, and the fields of `--config`, if it has that flag."""
+    """Text of --help: the main module's docstring, its flags, and the fields of `--config`, if it
+    has that flag.
+    """
     own = (sys.argv[0], "rl_speed.runtime.entry")
     by_module = flags.FLAGS.flags_by_module_dict()
     found = [flag for module in own for flag in by_module.get(module, ())]
-    # Names of configurations work everywhere, their files only in a checkout.
+    # Names of configurations work everywhere; paths of their files work only in a checkout.
     text = re.sub(
         r"--config=configs/(\w+)\.py\b", r"--config=\1", sys.modules["__main__"].__doc__ or ""
     )
@@ -385,15 +391,17 @@ def help_text(config: Any, fields: Collection[str] = ()) -> str:
 
 
 def program() -> str:
-    """The command that this process runs: "rl-speed train", or "python experiments/train.py"."""
+    """Returns the command that this process runs: "rl-speed train", or "python
+    experiments/train.py".
+    """
     written = sys.argv[0]
     by_name = written.startswith("rl-speed ")
     return written if by_name else f"python experiments/{Path(written).name}"
 
 
 def in_words_of_program(text: str) -> str:
-    """Rewrites commands in the text for users of `rl-speed`: "python experiments/train.py" becomes
-    "rl-speed train". Programs that are not in the wheel are marked "(in the repository)".
+    """Rewrites commands in a text for users of `rl-speed`: "python experiments/train.py" becomes
+    "rl-speed train". Marks programs that are not in the wheel "(in the repository)".
     """
     if not sys.argv[0].startswith("rl-speed "):
         return text
@@ -403,6 +411,6 @@ def in_words_of_program(text: str) -> str:
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
-    """Prints an error and exits. Status 2: nothing was started; 1: a run ended."""
+    """Prints an error and exits with `status`: 2 if nothing was started, 1 if a run ended."""
     print(f"error: {in_words_of_program(message)}", file=sys.stderr)
     sys.exit(status)

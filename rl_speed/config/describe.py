@@ -1,6 +1,6 @@
-"""Settings as text: descriptions of fields for --help, values for --print_config.
+"""Writes settings as text: descriptions of fields for --help, values for --print_config.
 
-A field's description is the comment above its declaration, or beside it.
+The description of a field is the comment above its declaration, or on its line.
 """
 
 import ast
@@ -19,7 +19,7 @@ _KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
 
 
 def entry_text(name: str, value: Any, kind: str, text: str) -> str:
-    """One flag or field: its name with a value, its type, and its description below."""
+    """Text of one flag or field: its name with a value, its type, and its description below."""
     lines = [f"  --{name}={_written(value)}  ({kind})"]
     for paragraph in filter(None, text.split("\n")):
         lines += textwrap.wrap(paragraph, 94, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -27,11 +27,11 @@ def entry_text(name: str, value: Any, kind: str, text: str) -> str:
 
 
 def fields_text(config: Any, fields: Collection[str] = ()) -> str:
-    """Every field by section: value, type, options and comment; the default if it differs.
+    """Text of every field, by section: value, type, options, description, and the default if the
+    value differs from it.
 
     Args:
-      config: an instance; for a class, an instance with its defaults.
-      fields: dotted names of those to show; empty: all.
+      config: an instance. fields: dotted names of the fields to show; empty: all.
     """
     blocks = []
     section = None
@@ -59,13 +59,13 @@ def fields_text(config: Any, fields: Collection[str] = ()) -> str:
 
 
 def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
-    """Every field as `--config.section.field=value`, which `--flagfile` can read.
+    """Text of every field as `--config.section.field=value`, which `--flagfile` can read.
 
-    A comment gives the default of a field that differs from it. A flag file cannot hold a value
-    with a line break or a trailing space: such a field is written as a comment.
+    A comment line gives the default where a value differs from it. A flag file cannot hold a value
+    with a line break or a trailing space; such a field is written as a comment.
 
     Args:
-      config: an instance. file: of `--config`. fields: as in `fields_text`.
+      config: an instance. file: value of `--config`; "": none. fields: as in `fields_text`.
     """
     lines = []
     differing = 0
@@ -90,7 +90,7 @@ def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
 
 @functools.cache
 def comments(kind: type) -> dict[str, str]:
-    """{field: comment} of a dataclass, including fields declared only in a base class."""
+    """Returns {field: its description} for a dataclass and its base classes."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if dataclasses.is_dataclass(base):
@@ -124,8 +124,8 @@ def _declared_comments(kind: type) -> dict[str, str]:
 def _walk(
     config: Any, fields: Collection[str] = (), prefix: str = ""
 ) -> Iterator[tuple[Any, str, dataclasses.Field, Any]]:
-    """(section, dotted name, declaration, default) of each field, those that hold a value first;
-    an object is followed by its numbers.
+    """Yields (section, dotted name, declaration, default) of each field: first fields with a value,
+    then sections and objects; the numbers of an object follow it.
     """
     declared = dataclasses.fields(config)
     inner = [f for f in declared if dataclasses.is_dataclass(getattr(config, f.name))]
@@ -139,14 +139,14 @@ def _walk(
 
 
 def _value(holder: Any, declared: dataclasses.Field) -> Any:
-    """A field's value; an object's word."""
+    """Returns a field's value; for an object, its word."""
     value = getattr(holder, declared.name)
     choice = declared.metadata.get("choice")
     return choice.word_of(value) if choice else value
 
 
 def _own_doc(kind: type) -> str:
-    """A section's docstring; "" for the signature that `dataclass` generates."""
+    """Returns a section's docstring, or "" if it is the signature that `dataclass` generates."""
     doc = kind.__doc__ or ""
     return "" if doc.startswith(f"{kind.__name__}(") else " ".join(doc.split())
 

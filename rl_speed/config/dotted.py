@@ -1,4 +1,4 @@
-"""Fields of a configuration by dotted name, "section.field": reading, changing, writing as JSON.
+"""Reads, changes and writes as JSON the fields of a configuration, by dotted name "section.field".
 
 Works for any tree of dataclasses. A field declared with `named.chosen` holds an object, such as a
 rule: its own name sets the object by its word ("rule" = "band"), and names below it set the
@@ -12,12 +12,12 @@ from typing import Any
 
 from rl_speed.named import Choice, word_of
 
-# Below a chosen object: its word, in files ("rule.name").
+# Name under a chosen object that holds its word in files: "rule.name".
 WORD = "name"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"rule.n_init": 4, ...} of a nested mapping."""
+    """Flattens a nested mapping to dotted names: {"rule.n_init": 4, ...}."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         inner = isinstance(value, dict)
@@ -26,12 +26,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def get(config: Any, path: str) -> Any:
-    """The value of "section.field". Raises AttributeError: there is no such field."""
+    """Returns the value of "section.field". Raises AttributeError if there is no such field."""
     return functools.reduce(getattr, path.split("."), config)
 
 
 def choices(config: Any, prefix: str = "") -> dict[str, Choice]:
-    """{"rule": its `Choice`, ...}: the fields that hold objects."""
+    """Returns the fields that hold objects: {"rule": its `Choice`, ...}."""
     found = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -43,7 +43,7 @@ def choices(config: Any, prefix: str = "") -> dict[str, Choice]:
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """("section.field", value) of every field that holds a value; of an object's its numbers."""
+    """Yields ("section.field", value) of every field; for an object, of each of its numbers."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -53,12 +53,14 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def changeable(chosen: Any) -> bool:
-    """Whether a chosen object's numbers can be set by name."""
+    """Returns whether the numbers of a chosen object can be set by name."""
     return dataclasses.is_dataclass(chosen) or hasattr(chosen, "changed")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The configuration as JSON has it; an object is {"name": its word, number: value, ...}."""
+    """Returns the configuration as JSON values; an object becomes {"name": its word, number: value,
+    ...}.
+    """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -72,7 +74,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON returns it: tuples as lists, NumPy's numbers as Python's, others as text."""
+    """Converts a value to what JSON returns: tuples to lists, NumPy numbers to Python's, other
+    objects to text.
+    """
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -85,15 +89,15 @@ def plain(value: Any) -> Any:
 
 
 def _like(present: Any, value: Any) -> Any:
-    """A value that `plain` returned, as the type of the present one: a list as a tuple."""
+    """Converts a value from `plain` to the type of the present one: lists to tuples."""
     if isinstance(present, tuple) and isinstance(value, list):
         return tuple(_like((), inner) for inner in value)
     return value
 
 
 def from_dict(config: Any, values: Mapping[str, Any]) -> Any:
-    """Sets the fields of `config` from what `to_dict` returned, and returns it. Unknown fields are
-    left out; missing ones keep their values.
+    """Sets the fields of `config` from a result of `to_dict`, and returns `config`. Ignores unknown
+    fields; missing ones keep their values.
     """
     flat = flatten(values)
     words = {path: flat[f"{path}.{WORD}"] for path in choices(config) if f"{path}.{WORD}" in flat}
@@ -104,12 +108,12 @@ def from_dict(config: Any, values: Mapping[str, Any]) -> Any:
 
 
 def update(config: Any, values: Mapping[str, Any]) -> None:
-    """Sets fields by dotted name. Objects are set first, by a word or as they are; then numbers,
-    all numbers of one object together.
+    """Sets fields by dotted name. Sets objects first, given by their word or as objects; then
+    numbers, all numbers of one object together.
 
     Raises:
-      AttributeError: there is no such field. ValueError: an object refuses its numbers, or there
-      is none of that word; names the field.
+      AttributeError: there is no such field.
+      ValueError: a word is unknown, or an object refuses a number; names the field.
     """
     known = choices(config)
     values = {
@@ -136,8 +140,8 @@ def update(config: Any, values: Mapping[str, Any]) -> None:
             continue
         if not changeable(holder):
             raise ValueError(
-                f"config.{section}={known[section].word_of(holder)!r} is no dataclass: its numbers "
-                "cannot be set by name; assign a new object"
+                f"config.{section}={known[section].word_of(holder)!r} is not a dataclass, so its "
+                f"numbers cannot be set by name: assign a new object to config.{section}"
             )
         try:
             made = known[section].change(holder, **fields)

@@ -1,13 +1,13 @@
 """The named methods: the rule and the objective of each.
 
-A config picks one; `compare` runs several from one start. A name without a suffix is our default;
-`_paper` and `_released` follow the paper and its authors' code. `BASELINES` names what to compare a
-method with.
+A configuration picks one method; `compare` runs several from one start. A name without a suffix is
+our default; `_paper` and `_released` follow the paper and its authors' code. `BASELINES` gives the
+method to compare each with.
 
-The critic of "ppo" is the value head of `estimates`: one value a prompt, from before the visit, and
-none for later tokens (gamma = lambda = 1). Of the methods in Table 1 of Xiong et al. two are not
-here: RL-ZVP, because its coefficient is in none of our sources, and the two-stage allocation of Yao
-et al., which divides a batch by gradient norms of all its prompts; a rule decides prompt by prompt.
+The critic of "ppo" is the value head of `estimates`: one value per prompt, from before the visit,
+and none for later tokens (gamma = lambda = 1). Not included, of Table 1 of Xiong et al.: RL-ZVP
+(our sources do not give its coefficient) and the two-stage allocation of Yao et al. (it needs
+gradient norms of all prompts of a batch, but a rule decides prompt by prompt).
 """
 
 import copy
@@ -27,7 +27,7 @@ from rl_speed.sampling.rules import (
     sized,
 )
 
-# Name of a method -> a configuration of its own.
+# Function from a method's name to its configuration.
 OfMethod = Callable[[str], Config]
 
 _RLOO = {
@@ -46,8 +46,8 @@ _DAPO = {
     "objective.loss": Ppo(clip_low=0.2, clip_high=0.28),
     "objective.aggregation": "token_mean",
 }
-# Bounds of the authors' code. It also leaves out groups of right samples alone; here they have
-# advantage 0 and stay in the token mean.
+# Clip bounds as released. The released code also drops groups with only correct samples; here their
+# advantage is 0 and they count in the token mean.
 _NGRPO = {
     **_DAPO,
     "objective.advantage": "ngrpo",
@@ -59,10 +59,9 @@ _REINFORCE_PP = {
     "objective.advantage": "reinforce_pp",
     "objective.aggregation": "token_mean",
 }
-# Clips whole samples, with the paper's bounds, which have another scale than token bounds.
+# Clips the ratio of whole samples, with the paper's bounds; token bounds have another scale.
 _GSPO = {**_GRPO, "objective.loss": Gspo(clip_low=3e-4, clip_high=4e-4)}
-# Weights bounded only from above, over all tokens of the batch. The bound is ours: the paper gives
-# none.
+# Weights are bounded only from above. The bound is ours: the paper gives none.
 _CISPO = {**_DAPO, "objective.loss": Cispo(clip_low=1.0, clip_high=2.0)}
 _DR_GRPO = {
     **_GRPO,
@@ -70,25 +69,26 @@ _DR_GRPO = {
     "objective.aggregation": "token_sum_constant",
 }
 
-# A rule's class takes over the samples of a group that the configuration has.
+# A rule given as a class keeps the configuration's number of samples per group.
 _UNIFORM = {"rule": Uniform}
 _DYNAMIC = {"rule": Dynamic}
 _SPEED = {"rule": Speed}
-# A balanced band of Bae et al. with both ends inside.
+# A balanced band of Bae et al. that includes both ends.
 _BAND = {"rule": Band}
 
-# Reinforce-Ada: the advantage is r - the mean of all samples of the prompt (Algorithms 1 and 2),
-# not divided by a standard deviation; so does the release (norm_adv_by_std_in_grpo=False).
+# Reinforce-Ada: the advantage is r - the mean of all samples of the prompt, not divided by a
+# standard deviation, as in the paper (Algorithms 1 and 2) and the released code
+# (norm_adv_by_std_in_grpo=False).
 _ADA_LOSS = {**_DAPO, "objective.advantage": "pool"}
-# A batch is complete before the next begins. Pools have up to 4 rounds of 8 samples, of which 4 are
-# trained on.
+# No prefetch: a batch is complete before the next begins. A pool has up to 4 rounds of 8 samples, 4
+# of which are trained on.
 _ADA = {**_ADA_LOSS, "driver.prefetch": False}
 _POS = {**_ADA, "rule": Sequential(m=8, rounds=4, k_pos=1, k_neg=0, n=4)}
 _BALANCE = {**_ADA, "rule": Sequential(m=8, rounds=4, k_pos=2, k_neg=2, n=4)}
 # Section 3.2 multiplies the gradient by 1/p_hat; Algorithm 2 and the released code do not.
 _SEQ_PAPER = {"objective.weight": "inv_p"}
-# Section 3.3 says that DAPO's refilling can be added, not how. Ours: a prompt is sampled until one
-# sample is correct and one wrong, and replaced if it never is.
+# Section 3.3 says that DAPO's refilling can be added, but not how. Ours: a prompt is sampled until
+# it has one correct and one wrong sample, and replaced if it never has.
 _SEQ_DAPO = {**_ADA, "rule": Sequential(m=8, rounds=4, k_pos=1, k_neg=1, on_unresolved="drop", n=4)}
 # The hybrid of section 3.1: budgets of 8 samples on average, in proportion to 1/sqrt(p_hat), and
 # the weight 1/sqrt(p) for the rest. Ours: at most 32 samples a prompt (the paper leaves N_max
@@ -102,13 +102,14 @@ _ESTIMATED = {
     "objective.weight_from": "estimate",
     "objective.singleton": "estimate",
 }
-# Algorithm 1, lines 14 to 16: weight and baseline use the samples just collected. The weight is
-# correlated with the advantage it multiplies. With N samples it is at most sqrt(N); with 8 samples
-# at p = 0.1 its mean is 2.1 (theory.sequential_weight), where 1/sqrt(p) is 2.8.
+# Algorithm 1, lines 14 to 16: weight and baseline use the samples just collected, so the weight is
+# correlated with the advantage that it multiplies. With N samples the weight is at most sqrt(N).
+# With 8 samples at p = 0.1 the expected gradient is 2.1 times that of the prompt
+# (theory.sequential_weight); with the weight 1/sqrt(p) it would be 2.8 times.
 _EST_PAPER = {**_ESTIMATED, "objective.weight_from": "pool", "objective.singleton": "zero"}
-# Released: budgets in proportion to 1/p_hat, no weight, and A = r for a single sample, whose mean
-# counts as 0 (core_algos.py). There a budget is 1 + a share of the rest, without bound; here the
-# rule's n_max bounds it.
+# Released: budgets in proportion to 1/p_hat, no weight, and A = r for a single sample, whose
+# baseline is 0 (core_algos.py). Released budgets are 1 + a share of the rest, without a bound; here
+# n_max of the rule bounds them.
 _EST_RELEASED = {
     **_EST_PAPER,
     "estimate.gamma": 1.0,
@@ -116,20 +117,20 @@ _EST_RELEASED = {
     "objective.singleton": "reward",
 }
 
-# RPO: samples start inside a cached response. L = the group's shortest response fits any scale and
-# can undo any error; half of it, and 300, 500 and 800 tokens are the paper's. Ours: replayed tokens
-# are not trained on, because another policy sampled them.
+# RPO: samples start inside a cached response. The window L = length of the group's shortest
+# response works at any response length; the paper has half of it, and 300, 500 and 800 tokens.
+# Ours: replayed tokens are not trained on, because an earlier policy sampled them.
 _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
-# Equations 3 and 5: o is prefix and suffix, and the loss includes both.
+# Equations 3 and 5: the loss includes prefix and suffix.
 _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
-# Released: the cache keeps its first responses. Its update, with eps 0.5, is only for a reward
-# function of the name "accuracy_reward", and the one that is registered is
-# "accuracy_absolute_reward" (grpo_cache_trainer.py, grpo_cache.py).
+# Released: the cache keeps its first responses. The code updates it (with eps 0.5) only for a
+# reward function named "accuracy_reward", but registers "accuracy_absolute_reward"
+# (grpo_cache_trainer.py, grpo_cache.py).
 _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": -1.0, "replay.max_new": -1}
 
 # Ours. Prompts are ordered by the value of a sample, from a forecast of pass rates that is learnt
-# during training. A prompt with a less certain forecast is screened with more samples, some with
-# none. No screened prompt waits for the next step.
+# during training. The forecast also sets the number of screening samples; prompts with a certain
+# forecast are not screened. No screened prompt waits for the next step.
 _FORECAST = {
     "rule": AdaptiveSpeed,
     "data.order": "forecast",
@@ -186,8 +187,8 @@ METHODS: dict[str, dict[str, object]] = {
     "forecast_dapo": _FORECAST | _DAPO,
 }
 
-# The uniform-sampling method with the same loss, for claims about sampling. Other changes to the
-# objective (prompt weights, training on prefixes) belong to the method; README.md has the table.
+# Method -> the method with the same loss and plainer sampling, for claims about sampling. Prompt
+# weights and training on prefixes belong to the method. README.md has the table.
 BASELINES: dict[str, str] = {
     "speed_rloo": "rloo",
     **{name: "grpo" for name in ("speed_grpo", "band_grpo")},
@@ -206,13 +207,15 @@ BASELINES: dict[str, str] = {
 
 
 def apply(config: Config, name: str) -> Config:
-    """Sets the fields of `config` that make it the named method; everything else stays.
+    """Sets the fields of `config` that define the named method, and returns `config`. Other fields
+    stay.
 
-    Returns `config`.
+    If the method gives its rule as a class, the rule keeps the present samples per group, and a
+    rule that already has this class does not change. If the method sets another number of samples
+    per group, the number of groups changes so that the batch keeps its size; buffer and screening
+    are raised to hold them.
 
-    A rule given as a class becomes one of that class for the present samples of a group; a rule of
-    that class stays as it is. A method with its own samples of a group gets more or fewer groups,
-    so that all methods train on batches of one size. Buffer and screening are raised to hold them.
+    Raises ValueError: the method is unknown.
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
@@ -229,8 +232,8 @@ def apply(config: Config, name: str) -> Config:
 
 
 def override(config: Config, name: str, values: Mapping[str, Any]) -> None:
-    """Sets fields, but for those that make the named method, and for numbers that its rule does not
-    have.
+    """Sets fields of `config`. Skips fields that define the named method, and numbers that its rule
+    does not have.
     """
     own = METHODS[name]
     known = {path for path, _ in dotted.leaves(config)}
@@ -246,8 +249,8 @@ def override(config: Config, name: str, values: Mapping[str, Any]) -> None:
 
 
 def keep_batch(config: Config, samples: int) -> None:
-    """Sets the number of groups that make a batch of `samples`. Buffer and screening are raised to
-    hold them.
+    """Sets the number of groups so that a batch has about `samples` samples, and raises buffer and
+    screening to hold them.
     """
     driver = config.driver
     driver.groups = max(1, samples // config.group_size)
@@ -261,8 +264,8 @@ def of(config: Config) -> OfMethod:
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The method in `known` that samples like `name`, preferably itself; else a uniform-sampling
-    one; else None.
+    """Returns the method in `known` that samples like `name`, preferably `name` itself; else one
+    that samples uniformly; else None.
     """
 
     def sampling(settings):

@@ -1,19 +1,20 @@
-"""Paths in settings and flags. All are on this machine's file systems, except `checkpoints.dir`,
-which may be in a Google Cloud Storage bucket.
+"""Checks paths in settings and flags. A path must be on this machine's file systems; only
+`checkpoints.dir` may be in a Google Cloud Storage bucket.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 
 CHECKPOINTS = "checkpoints.dir"
-# Fields that hold no path: text for a policy, and functions (module:function).
+# Fields that hold something else than a path: text for a policy, functions (module:function).
 _TEXTS = ("prompt", "system", "instruction", "think_open", "think_close", "ask")
 _FUNCTIONS = ("verifier", "extra", "advantage", "loss", "name")
-# Where a path may begin: at the start, behind NAME=, and behind a comma. One letter before a colon
-# is a drive of Windows.
+# A path may begin at the start, after NAME=, and after a comma. One letter before a colon is a
+# Windows drive, not a scheme.
 _BEGIN = r"(?:^|[,=])\s*"
 _URL = re.compile(_BEGIN + r"([A-Za-z][A-Za-z0-9+.-]+):/")
-# Schemes of stores, which are also told without a slash. NAME:SAMPLES= is a set of questions.
+# Schemes of remote stores, recognised also without "/" after the colon. NAME:SAMPLES= is not one:
+# it names an evaluation set.
 _STORE = re.compile(
     _BEGIN + r"(gs|gcs|s3[an]?|(?:web)?hdfs|viewfs|abfss?|wasbs?|az|adl|oss|cos|dbfs|file|https?"
     r"|s?ftp):(?!\d+\s*=)",
@@ -25,9 +26,9 @@ _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+/+[^/\s]\S*")
 
 
 def check_path(name: str, value: str) -> None:
-    """Raises ValueError where the value of a setting or a flag is, or has among others, a URL, a
-    path that begins with ~, or a variable of the shell; or where it begins or ends with a blank.
-    Any of them would become a folder of that name.
+    """Raises ValueError if the value of a setting or a flag contains a URL, a path that begins with
+    ~, or a shell variable, or if it begins or ends with white space. Each would otherwise become a
+    folder of that name.
 
     Args:
       name: as the user writes it: "config.data.train", "--workdir".
@@ -37,11 +38,15 @@ def check_path(name: str, value: str) -> None:
     if value != value.strip():
         raise ValueError(
             f"{name}={value!r} "
-            + ("begins or ends with a blank: leave it out" if value.strip() else "is blank")
+            + (
+                "begins or ends with a blank: remove it"
+                if value.strip()
+                else "holds only blanks: give a path, or leave it empty"
+            )
         )
     if name.endswith(CHECKPOINTS) and value.startswith("gs:"):
         if not _BUCKET.fullmatch(value):
-            raise ValueError(f"{name} must read gs://BUCKET/FOLDER; got {value!r}")
+            raise ValueError(f"{name} must have the form gs://BUCKET/FOLDER; got {value!r}")
         return
     if found := _URL.search(value) or _STORE.search(value):
         scheme = found[1]
@@ -51,23 +56,24 @@ def check_path(name: str, value: str) -> None:
             else "copy it to this machine, or mount the store as a folder"
         )
         raise ValueError(
-            f"{name}={value!r}: {scheme}:// is no folder of this machine, where all files are read "
-            f"and written: {advice}. Checkpoints alone may lie in a bucket: "
+            f"{name}={value!r}: {scheme}:// is no folder of this machine, and files are read and "
+            f"written only on this machine: {advice}. Only checkpoints can be in a bucket: "
             f"config.{CHECKPOINTS}=gs://BUCKET/FOLDER"
         )
     if _HOME.search(value):
         raise ValueError(
-            f"{name}={value!r}: the shell did not replace ~ there; write $HOME in its place"
+            f"{name}={value!r}: the shell did not replace ~, which it does only at the start of a "
+            "word; write $HOME instead"
         )
     if found := _VARIABLE.search(value):
         raise ValueError(
-            f"{name}={value!r}: the shell did not replace {found[1]} there (it does not inside of "
-            "single quotes, and nothing does in a file); write the path itself"
+            f"{name}={value!r}: the shell did not replace {found[1]}, as in single quotes or in a "
+            "file; write the path itself"
         )
 
 
 def check_paths(values: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Error messages for each (name, value) that `check_path` refuses."""
+    """Yields the error message for each (name, value) that `check_path` refuses."""
     for name, value in values:
         try:
             check_path(name, value)

@@ -1,6 +1,7 @@
-"""Presets that the files in configs/ start from: the embedded tasks, and each paper's own scale.
+"""Presets that the files in configs/ start from: the embedded tasks, and each paper at its own
+scale.
 
-Values that a paper leaves open are ours, and marked "ours".
+A value marked "ours" is one that the paper leaves open.
 """
 
 import difflib
@@ -14,7 +15,7 @@ from rl_speed.objectives import Ppo
 from rl_speed.policy.prompt_formats import BOX
 from rl_speed.sampling.rules import AdaptiveSpeed, Allocated, Band, Dynamic, Speed, Uniform
 
-# Variants of a preset: one option an axis; the first is the default.
+# Variants of a preset: a tuple of options per axis; the first option is the default.
 Words = tuple[tuple[str, ...], ...]
 
 EMBEDDED: Words = (
@@ -26,7 +27,7 @@ SPEED: Words = (
     ("numina", "dapo17k", "deepscaler"),
     ("paper", "released", "released_1p5b"),
 )
-# Table 1 of Bae et al.: thresholds, and which of them are inside.
+# Table 1 of Bae et al.: (low, high, which of the two are included).
 BANDS = {
     "20-80": (0.2, 0.8, "neither"),
     "0-100": (0.0, 1.0, "neither"),
@@ -60,9 +61,9 @@ ADA: Words = (
     ("paper", "released"),
     ("moderate", "hard"),
 )
-# The released checkpoints of Qwen3-4B and Llama are of hard prompts.
+# The released checkpoints of Qwen3-4B and Llama were trained on hard prompts.
 ADA_HARD: Words = (*ADA[:2], ("hard", "moderate"))
-# Where no window or no reward is named, the method's applies: see `rpo`.
+# "": the window or the reward of the method; see `rpo`.
 RPO: Words = (
     (
         "rpo_grpo_paper",
@@ -77,12 +78,12 @@ RPO: Words = (
     ("", "length_aware", "plain"),
     ("any", "only_correct"),
 )
-# How a policy is prompted and judged: as on an embedded task, as any model, or as in a paper.
+# How a policy is prompted and graded: as on an embedded task, as any chat model, or as in a paper.
 EVALUATION: Words = (
     ("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo", "rpo_released"),
 )
 
-# Training files, relative to the folder that the run is launched from.
+# Training files, relative to the folder from which the run is launched.
 TRAIN = {
     "numina": "numina/train.jsonl",
     "dapo17k": "dapo17k/dapo_math_17k.jsonl.gz",
@@ -93,10 +94,10 @@ TRAIN = {
 
 
 def choose(variant: str, words: Words) -> list[str]:
-    """Chooses one word of each tuple: the one that `variant` names (words in any order, separated
-    by commas), else the first, which may be empty.
+    """Returns one word of each tuple: the word in `variant` (words in any order, separated by
+    commas), else the first word of the tuple, which may be empty.
 
-    Raises ValueError: a word is in no tuple, or two are from one.
+    Raises ValueError: a word is in no tuple, or two words are in the same tuple.
     """
     chosen = [""] * len(words)
     known = [word for group in words for word in group if word]
@@ -106,20 +107,23 @@ def choose(variant: str, words: Words) -> list[str]:
             close = difflib.get_close_matches(word, known, 3) or known
             raise ValueError(f"this preset has no variant {word!r}; nearest: {', '.join(close)}")
         if chosen[where]:
-            raise ValueError(f"this preset is {chosen[where]!r} or {word!r}, not both")
+            raise ValueError(
+                f"this preset is {chosen[where]!r} or {word!r}, not both: remove one from the "
+                "variant"
+            )
         chosen[where] = word
     return [word or group[0] for word, group in zip(chosen, words)]
 
 
 def variants(words: Words) -> Iterator[str]:
-    """ "" for the preset itself, then every other word alone."""
+    """Yields "", the default variant, then every other word alone."""
     yield ""
     yield from (word for group in words for word in group[1:])
 
 
 def embedded(method: str = "", task: str = "chain") -> Config:
-    """An embedded task on two CPU cores: the settings shared by all methods, and those of `method`
-    (a name in `methods.METHODS`) if given.
+    """Returns the settings of an embedded task for two CPU cores, with those of `method` (a name in
+    `methods.METHODS`) if given.
     """
     config = Config()
     made = TASKS[task]
@@ -130,11 +134,11 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     config.sampler.max_new = made.max_response_tokens
     config.sampler.slots = 256
     config.sampler.prefill_chunk = 32
-    # Other methods draw groups of the same size, n_init + n_cont.
+    # All methods use this group size, n_init + n_cont.
     config.rule = Speed(n_init=4, n_cont=20)
     if task == "chain":
-        # About one prompt in seven passes screening, so a batch of 16 in one call needs many
-        # screened.
+        # About one prompt in seven passes screening, so filling a batch of 16 groups in one call
+        # needs many prompts.
         config.driver.screen_prompts = 320
         config.driver.margin = 2.5
         config.driver.buffer_groups = 192
@@ -150,14 +154,13 @@ def embedded(method: str = "", task: str = "chain") -> Config:
         config.optimizer.learning_rate = 4e-4
         config.evaluation.every = 10
         config.evaluation.samples = 2
-    # A finite set is encoded once: generating questions during training would cost as much as
+    # A finite set is tokenized once. Making questions during training would take as long as
     # generating responses.
     config.data.train_prompts = 4096
     # Activations of a piece stay in the processor's cache.
     config.training.micro_tokens = 1024
     config.model.remat = False
-    # RLOO's gradients are a quarter of SPEED's: a bound that only cuts outliers of one rescales
-    # most steps of the other.
+    # Near the norm of RLOO's own gradients. At 1.0 a batch of outliers undoes plain RLOO.
     config.optimizer.max_grad_norm = 0.1
     config.optimizer.warmup_steps = 5
     config.training.steps = 120
@@ -178,17 +181,17 @@ def tiny(
     evaluate_every: int = 0,
     export: bool = False,
 ) -> Config:
-    """Shrinks `config` to a run of seconds that tests whether it runs; its results mean nothing.
+    """Shrinks `config` to a run of seconds that tests whether it works, and returns it. The results
+    of such a run mean nothing.
 
-    Returns `config`.
-
-    Keeps the method, model and files. Computes gradients in one piece on one device, and saves
-    every second step.
+    Keeps the method, model and files. Uses one device and one gradient piece, and saves every
+    second step.
 
     Args:
       groups, samples: groups of a batch, samples of a group. screen: most prompts of a call, and
         most groups that may wait.
-      slots: 0: one for each row of a batch. prefill: prompts read at once (0: all).
+      slots: responses decoded at once (0: as many as a batch has). prefill: prompts prefilled at
+        once (0: all).
       train_prompts: training prompts (None: unchanged). eval_prompts: held-out prompts (0: all).
       evaluate_every: steps (0: never). export: write the final policy.
     """
@@ -225,13 +228,13 @@ def tiny(
 def language_model(
     path: str, train: str, prompt: str, max_prompt: int, max_new: int, devices: int
 ) -> Config:
-    """Settings shared by the papers' scale; all are ours.
+    """Returns the settings that all presets at a paper's scale share; all are ours.
 
     Args:
-      path: a Hugging Face directory, by the model's name, for the user to replace.
-      train: key of TRAIN. prompt: name in policy/prompt_formats.py, which has its source.
+      path: Hugging Face directory, named after the model; users replace it.
+      train: key of TRAIN. prompt: name in policy/prompt_formats.py, which gives its source.
         max_prompt, max_new: tokens.
-      devices: of 80 GB; weights and moments are split over them.
+      devices: number of devices of 80 GB; weights and moments are split over them.
     """
     config = Config()
     config.model.path = path
@@ -258,35 +261,35 @@ def language_model(
 
 
 def speed(path: str, variant: str = "", devices: int = 1) -> Config:
-    """Zhang et al. (arXiv 2506.09016), section 5: SPEED-RLOO, SPEED-DAPO and their baselines.
+    """SPEED-RLOO, SPEED-DAPO and their baselines: Zhang et al. (arXiv 2506.09016), section 5.
 
     `variant`: see `choose`, SPEED. "paper" and "released" differ in the update:
 
     | | paper | released (run_fast_rloo_7b.sh, run_rloo_7b.sh) |
     |---|---|---|
-    | log-probs that ratios are taken against | as sampled (ours: the paper does not say) | recomputed: stale samples count as on-policy |
+    | log-probs in the denominator of ratios | as sampled (ours: the paper does not say) | recomputed: stale samples count as on-policy |
     | RLOO's loss | policy gradient | clipped, 0.2 and 0.2 |
     | dual clip | none | 10 |
-    | mean over tokens | of the batch (ours) | of each micro-batch of 4 samples (16 on 4 GPUs), then of these |
-    | optimizer steps a step | 1 (ours) | rule.n / rule.n_init for SPEED (verl multiplies its mini-batch by the samples of a call), 1 for baselines |
+    | mean over tokens | of the batch (ours) | of each micro-batch of 4 samples (16 on 4 GPUs), then over micro-batches |
+    | optimizer steps per RL step | 1 (ours) | rule.n / rule.n_init for SPEED (verl multiplies its mini-batch by the samples of a call), 1 for baselines |
 
-    verl orders samples by length before it cuts micro-batches, so that each GPU has as many tokens;
-    here they are in the order of their groups.
+    verl sorts samples by length before it forms micro-batches, so that GPUs have equal numbers of
+    tokens; here samples stay in the order of their groups.
 
-    "released_1p5b" has the update of "released" and what else the scripts of 1.5B have
-    (test_fast_rloo_1.5b_math.sh, test_rloo_1.5b_math.sh): N_init 8 of 24, and a KL loss of 0.001
-    for SPEED; 15 samples and no KL for "rloo". The former trains on "dapo17k", the latter on
-    "numina".
+    "released_1p5b" has the update of "released" and other settings of the 1.5B scripts
+    (test_fast_rloo_1.5b_math.sh, test_rloo_1.5b_math.sh): for SPEED, N_init 8 of 24 and a KL loss
+    of 0.001, trained on "dapo17k"; for "rloo", 15 samples and no KL, trained on "numina".
 
-    "forecast_rloo" and "forecast_dapo" are ours, in SPEED's place.
+    "forecast_rloo" and "forecast_dapo" are ours, in place of SPEED.
 
-    Baselines sample 16 prompts of 24 samples for each step, from the policy that it updates; DAPO
-    draws 16 more, call by call, until 16 groups are informative. SPEED follows Algorithm 2 exactly:
-    every prompt that one call accepts continues in the next. Its released loop never uses the 64
-    prompts that the data loader yields at a training step; that is not copied.
-    DeepScaleR has 40 thousand questions; the paper writes 400 thousand. NuminaMath after
-    `data.keep` was not compared with the paper's 220 thousand; data.json in the workdir has the
-    count.
+    Baselines sample 16 prompts with 24 samples per step, on-policy; DAPO draws 16 more prompts,
+    call by call, until 16 groups are informative. SPEED follows Algorithm 2 exactly: every prompt
+    that one call accepts continues in the next. The released loop drops the 64 prompts that the
+    data loader yields at a training step; that is not copied.
+
+    DeepScaleR has 40 thousand questions; the paper writes 400 thousand. We did not compare the
+    number of NuminaMath questions after `data.keep` with the paper's 220 thousand; data.json in the
+    workdir has it.
     """  # noqa: E501
     method, data, source = choose(variant, SPEED)
     # Temperature and the limits of prompt and response are as released; the paper gives none.
@@ -300,15 +303,15 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     config.data.keep = "no_proof,integer" if data == "numina" else ""
     if data == "dapo17k":
         config.data.hold_out = 1000
-    # The sets of section 5.1; runs on other data get DAPO-1k from experiments/data.py
-    # --write_held_out. The numbers of samples are those of run_fast_rloo_7b.sh; the paper has none.
+    # The sets of section 5.1; for runs on other data experiments/data.py --write_held_out writes
+    # DAPO-1k. The numbers of samples are from run_fast_rloo_7b.sh; the paper gives none.
     config.data.eval = (
         f"dapo1k={'hold_out' if data == 'dapo17k' else 'eval/dapo1k.jsonl'},"
         "math500=eval/math500.jsonl,amc23:4=eval/amc23.jsonl,aime24:16=eval/aime24.jsonl,"
         "aime25:16=eval/aime25.jsonl"
     )
-    # For N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and chooses none; of the
-    # released scripts that of 7B has 4.
+    # N_init stays 4: the paper compares 4, 6 and 8 (Figure 5, which favours 4) without choosing
+    # one; the released 7B script has 4.
     config.set("rule.n", 24)
     config.driver.groups = 16
     screens = method.startswith("speed")
@@ -323,8 +326,8 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     else:
         config.driver.max_age = 0  # on-policy
     if method == "dapo":
-        # Refilling by calls of 16 prompts, one after the other; the groups beyond the batch are
-        # dropped (gen_prompt_bsz of run_rloo_7b.sh; dapo_ray_trainer.py).
+        # Calls of 16 prompts, one after the other, fill the batch; groups beyond it are dropped
+        # (gen_prompt_bsz of run_rloo_7b.sh; dapo_ray_trainer.py).
         config.driver.screening = "fixed"
         config.driver.screen_prompts = 16
     config.optimizer.warmup_rl_steps = 10
@@ -343,9 +346,8 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
 
 
 def as_released_by_speed(config: Config) -> Config:
-    """The update of SPEED's released code, for a method and its baselines; see `speed`.
-
-    Returns `config`.
+    """Sets the update of SPEED's released code, for SPEED and its baselines; see `speed`. Returns
+    `config`.
     """
     if not isinstance(config.objective.loss, Ppo):
         config.set("objective.loss", "ppo")
@@ -353,33 +355,33 @@ def as_released_by_speed(config: Config) -> Config:
     config.objective.old_logprobs = "recompute"
     config.training.minibatches = 0
     o = config.optimizer
-    # verl's default bound, and its scheduler, which counts RL steps.
+    # verl's default clipping bound, and its scheduler, which counts RL steps.
     o.max_grad_norm = 1.0
     o.warmup_rl_steps, o.warmup_steps = o.warmup_rl_steps or o.warmup_steps, 0
     return config
 
 
 def band(path: str, variant: str = "", devices: int = 4) -> Config:
-    """Bae et al. (arXiv 2504.03380): GRPO on a band of pass rates, and the baselines.
+    """GRPO on a band of pass rates, and its baselines: Bae et al. (arXiv 2504.03380).
 
     `variant`: see `choose`, BAND. BANDS has the rows of the paper's Table 1: "LOW-HIGH" is a
     balanced band in percent, "over-20" is 0.2 < p <= 1, "under-80" is 0 <= p < 0.8. With 16 samples
-    no pass rate equals an end strictly between 0 and 1, so `rule.inclusive` matters only at 0 and
-    1. "plain" is GRPO; "curation" filters once by a proxy's pass rates, "schedule" also orders easy
-    to hard by them.
+    no pass rate equals a threshold strictly between 0 and 1, so `rule.inclusive` matters only at 0
+    and 1. "plain" is GRPO; "curation" filters prompts once by pass rates measured beforehand;
+    "schedule" also orders them from easy to hard.
 
-    Differences from Algorithm 1: C_max is the most prompts of a call, which is not refilled while
-    it runs (driver.accept="completion" takes groups as they end). A prompt that completes after the
-    batch is full counts as visited and is dropped; the paper cancels it and does not count it. The
-    prompt ends with the opening think tag (ours), so the first of the five format checks always
-    passes.
+    Differences from Algorithm 1: C_max is the most prompts of a call, and a call is not refilled
+    while it runs (driver.accept="completion" takes groups as they complete). A prompt that
+    completes after the batch is full counts as visited and is dropped; the paper cancels it and
+    does not count it. The prompt ends with the opening think tag (ours), so the first of the five
+    format checks always passes.
     """
     (strategy,) = choose(variant, BAND)
     # The limits of prompt and response are ours.
     config = language_model(
         path, "numina", "r1_zero_boxed", max_prompt=1024, max_new=4096, devices=devices
     )
-    # "We leave out 1,024 problems as a validation set" (section 5.1). Ours: proofs are left out,
+    # "We leave out 1,024 problems as a validation set" (section 5.1). Ours: proofs are dropped,
     # because they have no answer to verify.
     config.data.hold_out = 1024
     config.data.eval = ""
@@ -402,7 +404,7 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     # Only accuracy filters. The trained reward, in [0, 3], adds format and language.
     config.reward.format_weight = config.reward.language_weight = 1.0
     config.reward.think_in_prompt = True
-    # A new reference at each outer iteration; its length and the coefficient are ours.
+    # Each outer iteration has a new reference policy; its length and the KL coefficient are ours.
     config.objective.reference_every = 64
     config.objective.kl_coef = 1e-3
     # C_max, the most prompts in flight, is ours. Groups left after a full batch are dropped, as the
@@ -415,11 +417,11 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
 
 
 def ada(path: str, variant: str = "", devices: int = 1, words: Words = ADA) -> Config:
-    """Xiong et al., Reinforce-Ada (section 4.1), or their released runs.
+    """Reinforce-Ada and its baselines: Xiong et al., section 4.1, or their released runs.
 
-    `variant`: see `choose`, ADA; `words`: ADA or ADA_HARD, which differ in the prompts that are
-    meant if neither "moderate" nor "hard" is named. "paper" and "released"
-    (run_reinforce_ada.sh, prompt_selection.py, reformat.py) differ:
+    `variant`: see `choose`, ADA. `words`: ADA or ADA_HARD; they differ in the default of "moderate"
+    and "hard". "paper" and "released" (run_reinforce_ada.sh, prompt_selection.py, reformat.py)
+    differ:
 
     | | paper | released |
     |---|---|---|
@@ -428,36 +430,36 @@ def ada(path: str, variant: str = "", devices: int = 1, words: Words = ADA) -> C
     | moderate: pass rate over 16 samples | above 0, to 0.375 | above 0, to 0.313 |
     | questions | of any length | to 700 tokens |
 
-    Values that the paper leaves open are as released in both: prompts of 1,024 tokens, no weight
-    decay, dual clip 10, mini-batches of 128 x 4 samples (verl multiplies the prompts of a
-    mini-batch by n). A step on 512 prompts is 8 optimizer steps for Est, with 8 samples a prompt on
-    average, and 4 for the others.
+    Values that the paper leaves open are as released in both: prompts of up to 1,024 tokens, no
+    weight decay, dual clip 10, mini-batches of 128 x 4 samples (verl multiplies the prompts of a
+    mini-batch by n). A step on 512 prompts has 8 optimizer steps for Est, with 8 samples per prompt
+    on average, and 4 for the other methods.
 
-    Means over tokens are of a mini-batch. The release averages over micro-batches, whose size
-    depends on the tokens of their samples (use_dynamic_bsz); that is not copied.
+    Means over tokens are over a mini-batch. The released code averages over micro-batches, whose
+    size depends on the tokens of their samples (use_dynamic_bsz); that is not copied.
 
-    Baselines have the same update here. The released GRPO (run_grpo.sh) also differs in other
-    settings: no warm-up, weight decay 0.01 and dual clip 3, which are verl's defaults, and means of
+    Baselines have the same update here. The released GRPO (run_grpo.sh) differs in more settings:
+    no warm-up, weight decay 0.01 and dual clip 3, which are verl's defaults, and means over
     micro-batches of 16 samples.
 
-    Both filter OpenR1-Math-220k by the starting policy's pass rates. Measure them first into the
-    file `data.pass_rates`:
+    "paper" and "released" filter OpenR1-Math-220k by the starting policy's pass rates. Measure
+    these first:
 
         python experiments/pass_rates.py --config=configs/ada_MODEL.py --config.model.path=DIRECTORY
             --split=train --samples=16 --out=FOLDER
 
-    and pass --config.data.pass_rates=FOLDER/pass_rates.json. "hard" keeps prompts with 1 or 2
+    and set --config.data.pass_rates=FOLDER/pass_rates.json. "hard" keeps prompts with 1 or 2
     correct samples of 16 (appendix C.1). Baselines: "grpo_dapo_loss" is the paper's GRPO (token
-    mean, clip 0.2 and 0.28, advantages divided by their standard deviation; 8 and 16 samples by
-    rule.n); "grpo_ada_loss" differs from the ada_* only in sampling.
+    mean, clip 0.2 and 0.28, advantages divided by their standard deviation; set rule.n for 8 and 16
+    samples); "grpo_ada_loss" differs from ada_* only in sampling.
     """
     method, source, difficulty = choose(variant, words)
     paper = source == "paper"
     config = language_model(
         path, "openr1", "reinforce_ada", max_prompt=1024, max_new=2048, devices=devices
     )
-    # `data.unique` removes duplicates. Ours: "reference solutions fail verification" means those
-    # that the publisher marks as not valid, and gold answers that cannot be read.
+    # `data.unique` removes duplicates. Ours: we read "reference solutions fail verification" as
+    # solutions that the publisher marks as not valid, and gold answers that cannot be parsed.
     config.data.keep = "no_proof,valid"
     config.data.pass_rates = "pass_rates.json"
     most = 2 / 16 if difficulty == "hard" else 0.375 if paper else 0.313
@@ -465,11 +467,11 @@ def ada(path: str, variant: str = "", devices: int = 1, words: Words = ADA) -> C
     config.data.keep_high = most
     config.data.max_question_length = 0 if paper else 700
     config.rule = Uniform(n=4)
-    # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average.
+    # Sequential rules: 4 rounds of 8 samples, of which 4 are kept. Budgets: 8 samples on average.
     methods.apply(config, method)
     config.driver.groups = config.driver.buffer_groups = 512
-    # Ours: several calls gather a batch, so that its prompts' KV fits. Budgets are divided within
-    # one call.
+    # Ours: several calls make a batch, so that the KV cache fits. Budgets need one call, because
+    # they are divided within it.
     config.driver.screen_prompts = 512 if isinstance(config.rule, Allocated) else 128
     config.objective.loss = Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0)
     config.objective.entropy_coef = 1e-4 if paper else 0.0
@@ -484,27 +486,27 @@ def ada(path: str, variant: str = "", devices: int = 1, words: Words = ADA) -> C
 
 
 def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
-    """Yi et al., RPO: GRPO or DAPO from cached responses, and without.
+    """RPO: GRPO or DAPO with and without replay of cached responses; Yi et al.
 
-    `variant`: see `choose`, RPO. A number is L in tokens. "rpo_grpo_paper" and "rpo_dapo_paper"
-    also train on the replayed prefix (equations 3 and 5); "rpo_grpo" and "rpo_dapo" train only on
-    sampled tokens, which is ours. "length_aware" is the paper's shaped reward with alpha 0.01, in
-    [0.5, 1], and 0 for wrong samples. Without a word RPO has it and GRPO and DAPO do not, as
-    sections 3.4 and 4.2 recommend; Table 1 has all eight. "only_correct" never replaces a correct
-    cached response by a wrong one (section 1: "the reasoning path that leads to the correct
-    answer"; section 3.3 replaces any).
+    `variant`: see `choose`, RPO. A number is the window L in tokens. "rpo_grpo_paper" and
+    "rpo_dapo_paper" also train on the replayed prefix (equations 3 and 5); "rpo_grpo" and
+    "rpo_dapo" train only on sampled tokens, which is ours. "length_aware" is the paper's shaped
+    reward with alpha 0.01, in [0.5, 1], and 0 for wrong samples. By default RPO has it and GRPO and
+    DAPO do not, as sections 3.4 and 4.2 recommend; Table 1 has all eight combinations.
+    "only_correct" never replaces a correct cached response by a wrong one (section 1: "the
+    reasoning path that leads to the correct answer"; section 3.3 replaces any response).
 
-    The paper's batch of 576 is read as samples, 96 prompts of 6; "4 epochs" of 7,000 prompts are
-    then 292 steps. The learning rate is ours. Equation 5 has a KL without a coefficient: 0.04 is
-    released (TRL's default of then), and here for every method. Weight decay is released, too
-    (none, Hugging Face's default).
+    We read the paper's batch of 576 as samples, 96 prompts with 6 each; "4 epochs" of 7,000 prompts
+    are then 292 steps. The learning rate is ours. Equation 5 has a KL without a coefficient; every
+    method here has the released 0.04 (TRL's default at that time). No weight decay, as released
+    (Hugging Face's default).
 
-    "rpo_grpo_released" has the released run's groups of 16 (of 576 samples), window (1 to 299
-    tokens, and a suffix no longer than the tokens cut off), log-probs at temperature 1 of samples
-    at 0.7, cosine schedule to a tenth of the peak and warm-up over a tenth of the steps. That run
-    never updates its cache and has no length-aware reward: its code for them (eps 0.5; alpha 0.1 of
-    lengths in words) is not reached. Its format rewards and its cosine reward are not here; the
-    epochs are the paper's.
+    "rpo_grpo_released" has the settings of the released run: groups of 16 (of 576 samples), a
+    window of 1 to 299 tokens and suffixes no longer than the tokens cut off, log-probs at
+    temperature 1 of samples at 0.7, a cosine schedule to a tenth of the peak, and warm-up over a
+    tenth of the steps. That run never updates its cache and has no length-aware reward: its code
+    for them (eps 0.5; alpha 0.1 with lengths in words) is never reached. Its format rewards and its
+    cosine reward are not included; the number of epochs is the paper's.
     """
     method, window, reward, replaces = choose(variant, RPO)
     released = method == "rpo_grpo_released"
@@ -515,7 +517,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     methods.apply(config, method)
     config.driver.groups = groups = 576 // config.group_size
     config.driver.screen_prompts, config.driver.buffer_groups = groups, 2 * groups  # ours
-    # Contexts hold a prompt and a replayed response, and take memory from slots.
+    # Contexts hold a prompt and a replayed response, which leaves less memory for slots.
     config.sampler.slots = max(128, 32 * devices)
     config.training.steps = round(4 * 7000 / groups)
     config.objective.kl_coef = 0.04
@@ -523,7 +525,10 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     replays = config.replay.window != "none"
     if not replays:
         if window or replaces == "only_correct":
-            raise ValueError(f"{method!r} replays nothing, and has no {window or replaces!r}")
+            raise ValueError(
+                f"{method!r} replays nothing, and has no {window or replaces!r}: remove that word, "
+                "or choose an rpo_* method"
+            )
     else:
         # "half of the minimum response length" (section 4.2).
         window = window or ("299" if released else "half_min")
@@ -541,7 +546,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
         reward = "length_aware" if replays and not released else "plain"
     if reward == "length_aware":
         if isinstance(config.rule, Dynamic):
-            # Keeps groups with only correct samples, for the signal that section 3.4 wants.
+            # Keeps groups with only correct samples, which section 3.4 wants to learn from.
             config.rule = Dynamic(n=6, metric="reward")
         config.reward.length_alpha = 0.01
         config.reward.length_low = 0.5
@@ -551,10 +556,10 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
 
 
 def evaluation(variant: str = "") -> Config:
-    """Settings of experiments/evaluate.py. `variant`: see `choose`, EVALUATION.
+    """Returns settings for experiments/evaluate.py. `variant`: see `choose`, EVALUATION.
 
-    configs/evaluation.py names the sources of temperature, top-p and the limit of a response; the
-    rest is ours.
+    configs/evaluation.py gives the sources of temperature, top_p and response limits; the rest is
+    ours.
     """
     (name,) = choose(variant, EVALUATION)
     if name == "chat":
@@ -565,9 +570,9 @@ def evaluation(variant: str = "") -> Config:
     else:
         made = {"speed": speed, "band": band, "ada": ada, "rpo": rpo, "rpo_released": rpo}
         config = made[name]("MODEL", devices=1)
-    # Bae et al. (appendix D) and Xiong et al. (section 4.1) train with shorter responses. Yi et al.
-    # only say that they use lighteval. Their eval_model.sh sets 32,768 tokens, 0.6 and 0.95 in a
-    # variable that it never uses, and runs with 2,048 tokens.
+    # Bae et al. (appendix D) and Xiong et al. (section 4.1) allow longer responses than in
+    # training. Yi et al. say only that they use lighteval; their eval_model.sh sets 32,768 tokens,
+    # temperature 0.6 and top_p 0.95 in a variable that it never uses, and runs with 2,048 tokens.
     lengths = {"band": 8192, "ada": 4096, "rpo": 32768, "rpo_released": 2048}
     config.sampler.max_new = lengths.get(name, config.sampler.max_new)
     if name in ("rpo", "rpo_released"):
@@ -581,15 +586,15 @@ def evaluation(variant: str = "") -> Config:
     return config
 
 
-# What each paper's main table is made of: {benchmark: (file, responses to a question)}. Files are
-# relative to the folder that a command is launched from. Where a paper does not say how many
-# responses it draws, 1 for the large sets and 16 for AIME and AMC are ours.
+# Benchmarks of each paper's main table: {benchmark: (file, samples per question)}. Files are
+# relative to the folder from which a command is launched. Where a paper gives no number of samples,
+# 1 for the large sets and 16 for AIME and AMC are ours.
 _SETS = {
     name: f"eval/{name}.jsonl"
     for name in ("math500", "amc23", "aime24", "aime25", "dapo1k", "minerva", "olympiadbench")
 }
-# "AIME-like" of Xiong et al. (section 4.1): 230 questions, of AIME 2024 and 2025, HMMT 2024 and
-# 2025 and BRUMO 2025 (30 each), AMC 2023 and CMIMC 2025 (40 each); their eval_model.sh names it.
+# "AIME-like" of Xiong et al. (section 4.1), named in their eval_model.sh: 230 questions, from AIME
+# 2024 and 2025, HMMT 2024 and 2025 and BRUMO 2025 (30 each), AMC 2023 and CMIMC 2025 (40 each).
 _AIME_LIKE = "weqweasdas/aime_hmmt_brumo_cmimc_amc23"
 SUITES: dict[str, dict[str, tuple[str, int]]] = {
     # Zhang et al., section 5.1 and Table 1; numbers of responses: test_fast_rloo_1.5b_math.sh.

@@ -1,10 +1,9 @@
-"""Configuration of an experiment: plain typed dataclasses, one per part, checked before anything is
-built.
+"""Settings of a run: one typed dataclass per part, checked before anything is built.
 
-A file in configs/ returns a `Config`; the command line can change any field:
-`--config.driver.groups=32`, and choose objects by words: `--config.rule=band
---config.rule.low=0.3`. Units are in the names or the comments: lengths are tokens, ages are
-policy updates.
+A file in configs/ returns a `Config`. The command line can change any field,
+`--config.driver.groups=32`, and choose a rule or a loss by its word, `--config.rule=band
+--config.rule.low=0.3`. Lengths are in tokens and ages in policy updates, unless the comment of a
+field gives another unit. `--help` prints these comments.
 """
 
 import math
@@ -35,86 +34,105 @@ EMBEDDED = "embedded"
 
 @dataclass
 class Model:
-    # A Hugging Face directory; a model of the hub, OWNER/NAME[@REVISION], which is downloaded; or
-    # the policy that ships with an embedded task: "embedded" for "chain", "scratchpad" for
-    # "scratchpad".
+    # The starting policy: a Hugging Face directory; a model of the hub, OWNER/NAME[@REVISION],
+    # which is downloaded; or a policy that ships with an embedded task ("embedded" for data.task
+    # "chain", "scratchpad" for "scratchpad").
     path: str = EMBEDDED
-    # Tokens that end a response, besides those in the model's files, separated by commas:
-    # <|im_end|>.
+    # More tokens that end a response, separated by commas, such as <|im_end|>. The end tokens in
+    # the model's files always count.
     end_tokens: str = ""
-    compute_dtype: str = one_of("float32", "bfloat16")  # master weights are always float32
-    remat: bool = False  # recompute each layer in the backward pass
-    head_chunk: int = 0  # tokens whose logits exist at once in the trainer (0: about 2^27 logits)
+    # Dtype of the forward and backward pass; master weights are always float32.
+    compute_dtype: str = one_of("float32", "bfloat16")
+    remat: bool = False  # recompute each layer in the backward pass, to save memory
+    # Tokens whose logits the trainer holds at once (0: as many as make about 2^27 logits).
+    head_chunk: int = 0
 
 
 @dataclass
 class Data:
-    # An embedded task that generates its questions; or jsonl: questions and answers from files.
+    # Source of the questions: the name of an embedded task, which generates them; or "jsonl", which
+    # reads questions and answers from the files of `train`.
     task: str = one_of(*TASKS, "jsonl")
-    # For jsonl: FILE (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a pattern (train-*.parquet),
-    # FOLDER[@SPLIT], or a data set of the Hugging Face hub, OWNER/NAME[:CONFIG][@SPLIT]; or several
-    # of these, separated by commas and read in order.
+    # Training questions for task "jsonl": FILE (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a
+    # pattern (train-*.parquet), FOLDER[@SPLIT], or a data set of the Hugging Face hub,
+    # OWNER/NAME[:CONFIG][@SPLIT]. Separate several sources by commas; they are read in this order.
     train: str = ""
-    # Held-out questions, in the same forms, but a comma begins the next set (give several files as
-    # a folder or a pattern). Each set may be NAME[:SAMPLES]=FILE, with its own samples a question
-    # (default: evaluation.samples) and accuracy under its name. The word hold_out in place of a
-    # file stands for the questions held out of train.
+    # Evaluation sets, in the forms of `train`. A comma begins the next set, so give a set of
+    # several files as a folder or a pattern. NAME[:SAMPLES]=FILE names a set and gives its samples
+    # per question (default: evaluation.samples); its accuracy is logged under NAME. The word
+    # hold_out in place of FILE means the questions that `hold_out` takes from `train`.
     eval: str = ""
-    # Questions held out of train (those of lowest hash); the evaluation set if eval is empty.
+    # Number of questions taken from `train` and never trained on (those with the lowest hash). They
+    # are the evaluation set if `eval` is empty.
     hold_out: int = 0
-    # Evaluation files, separated by commas, whose questions are removed from train; the word eval
-    # stands for all files of eval.
+    # Evaluation files, separated by commas, whose questions are removed from `train`. The word eval
+    # means all files of `eval`.
     decontaminate: str = ""
-    # Train only on the first of rows with the same question (ignoring case and white space).
+    # Of training rows with the same question (ignoring case and white space), keep only the first.
     unique: bool = True
-    # Filters of train, separated by commas: integer (answers), no_proof, valid, no_choice.
+    # Filters of the training questions, separated by commas: integer (the answer is an integer),
+    # no_proof, valid, no_choice.
     keep: str = ""
-    # One field, or several joined in this order: body+question. "": detected. Dotted if nested:
-    # extra_info.question.
+    # Field of a row that holds the question; several fields joined in this order: body+question; a
+    # nested field: extra_info.question ("": detected).
     question_field: str = ""
-    # The same for eval and decontaminate ("": question_field, in files that have it).
+    # Question field in the files of `eval` and `decontaminate` ("": question_field, in files that
+    # have it).
     eval_question_field: str = ""
-    answer_field: str = ""  # for example reward_model.ground_truth
-    solution_field: str = ""
-    # "chat", "plain", another name in policy/prompt_formats.py, or a format with {question}.
+    # Field that holds the answer, such as reward_model.ground_truth ("": detected).
+    answer_field: str = ""
+    solution_field: str = ""  # field that holds the worked solution ("": detected)
+    # Prompt format: "chat", "plain", another name in policy/prompt_formats.py, or a text with
+    # {question}.
     prompt: str = "{question}="
-    # System turn of prompts that go through the chat template ("": that of the format `prompt`,
-    # else that of the row, else none).
+    # System turn of prompts that use the chat template ("": that of the prompt format, else that of
+    # the row, else none).
     system: str = ""
-    instruction: str = ""  # added after every question, before the prompt format
+    instruction: str = ""  # text added after each question, before the prompt format is applied
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
-    # Training questions of more tokens, without the prompt format, are dropped and counted (0:
-    # none).
+    # Most tokens of a training question, without the prompt format; longer questions are dropped
+    # and counted (0: no limit).
     max_question_length: int = 0
-    train_prompts: int = 0  # use only this many (0: all; embedded task: unlimited)
-    # First questions used of each held-out file (0: all), or of all held-out sets of an embedded
-    # task (0: 512).
+    # Number of training questions to use (0: all; for an embedded task: unlimited).
+    train_prompts: int = 0
+    # Number of questions to use, the first ones of each evaluation file (0: all), or over all
+    # evaluation sets of an embedded task (0: 512).
     eval_prompts: int = 512
-    on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
+    # What a row that cannot be read does: stop the run ("error"), or be skipped and counted.
+    on_bad_row: str = one_of("error", "skip")
     # Order of a finite training set: "shuffle" (anew each epoch), "file" (as stored), "visits"
     # (least visited first), "schedule" (easy to hard by pass_rates), "forecast" (highest value
     # first, forecast from their tokens and earlier visits).
     order: str = one_of("shuffle", "file", "visits", "schedule", "forecast")
-    # File of pass rates by prompt id, measured with a proxy: for "schedule", keep_low, keep_high.
+    # JSON file of pass rates by prompt id, measured before the run by experiments/pass_rates.py.
+    # Needed by order "schedule" and by keep_low and keep_high.
     pass_rates: str = ""
-    # Offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high].
+    # Train only on prompts whose rate in `pass_rates` lies in [keep_low, keep_high].
     keep_low: float = 0.0
-    keep_high: float = 1.0
-    forecast_buckets: int = 256  # forecast: features for tokens, and for pairs of tokens
-    # forecast: visits that it remembers. Use fewer if forecasts lag behind the policy (metric
-    # forecast/mean below forecast/pass_rate).
+    keep_high: float = 1.0  # the upper end; see keep_low
+    # Order "forecast": hash buckets for tokens, and as many for pairs of neighbouring tokens.
+    forecast_buckets: int = 256
+    # Order "forecast": number of visits that the regression remembers. Use fewer if forecasts lag
+    # behind the policy (metric forecast/mean below forecast/pass_rate).
     forecast_memory: int = 64
-    # forecast: a prompt of pass rate p has the value p^worth_power (1-p), less the loss of groups
-    # with equal rewards. 1: SPEED's signal; smaller: rarely solved prompts count more; 0: the
-    # signal of log p.
+    # Order "forecast": a sample of a prompt with pass rate p has the value p^worth_power (1-p),
+    # times the probability that the rewards of its group differ. 1: the gradient signal of p, as in
+    # SPEED; smaller: rarely solved prompts count more; 0: the gradient signal of log p.
     worth_power: float = 0.25
-    worth_of: str = one_of("sample", "token")  # forecast: value per sample or per token
-    explore: float = 0.05  # forecast: share drawn uniformly from all prompts that may be visited
-    rest: float = 0.5  # forecast: epochs (visits / size) before a prompt may be visited again
-    forecast_decay: float = 0.9  # forecast: share of a prompt's counts kept at its next visit
+    # Order "forecast": rank prompts by value per sample, or by value per response token.
+    worth_of: str = one_of("sample", "token")
+    # Order "forecast": share of prompts drawn uniformly instead of by value. The share is larger at
+    # the start, until the forecast has learnt.
+    explore: float = 0.05
+    # Order "forecast": epochs (visits of all prompts / number of prompts) before a prompt may be
+    # visited again.
+    rest: float = 0.5
+    # Order "forecast": share of a prompt's own counts that is kept at its next visit.
+    forecast_decay: float = 0.9
 
     def held_out_files(self) -> list[NamedFile]:
-        """Files of the held-out sets, in the order of `eval`; none for a generated task.
+        """Returns the files of the evaluation sets, in the order of `eval`; none for an embedded
+        task.
 
         Raises ValueError: `eval` is not a list of sets.
         """
@@ -124,7 +142,9 @@ class Data:
         return found or [NamedFile("", HELD_OUT_OF_TRAIN)] * (self.hold_out > 0)
 
     def decontamination_files(self) -> list[str]:
-        """The files of `decontaminate`, each once, with the word "eval" resolved."""
+        """Returns the files of `decontaminate`, each once, with the files of `eval` for the word
+        "eval".
+        """
         words = list(filter(None, map(str.strip, self.decontaminate.split(","))))
         of_eval = [f.file for f in self.held_out_files() if f.file != HELD_OUT_OF_TRAIN]
         resolved = (of_eval if word == EVALUATION_FILES else [word] for word in words)
@@ -133,104 +153,120 @@ class Data:
 
 @dataclass
 class Estimate:
-    """Pass rates of prompts before their visit, for rules and objectives that use them."""
+    """Estimates of each prompt's pass rate before its visit (p_hat), for the rules and objectives
+    that use them.
+    """
 
-    # ema: decayed counts of each prompt; value: a head on the policy's hidden state.
+    # Estimator: "ema", decayed counts of each prompt's correct samples; "value", a trained head on
+    # the policy's hidden state.
     kind: str = one_of("none", "ema", "value")
-    gamma: float = 0.5  # allocated: budgets in proportion to p_hat^-gamma
-    # variance: in proportion to sqrt((1 - p_hat) / p_hat) instead.
+    # Rule allocated, form "power": a prompt's budget is proportional to p_hat^-gamma.
+    gamma: float = 0.5
+    # Rule allocated: budgets proportional to p_hat^-gamma ("power"), or to
+    # sqrt((1 - p_hat) / p_hat) ("variance").
     form: str = one_of("power", "variance")
-    prior_a: float = 1.0  # ema: Beta prior, correct and wrong
-    prior_b: float = 16.0
-    decay: float = 0.9  # ema: decay of a prompt's counts at each visit
+    prior_a: float = 1.0  # ema: pseudo-count of correct samples (Beta prior)
+    prior_b: float = 16.0  # ema: pseudo-count of wrong samples (Beta prior)
+    decay: float = 0.9  # ema: factor on a prompt's old counts at each of its visits
     learning_rate: float = 1e-2  # value: Adam's learning rate
     hidden: int = 32  # value: width of the hidden layer (0: a linear head)
 
 
 @dataclass
 class Driver:
-    where: str = one_of("host", "in_loop")  # rules run between calls, or inside the compiled step
-    groups: int = 16  # complete groups a training step takes (B)
-    # Prompts screened per call: as many as are missing, or a fixed number.
+    # Where the rule runs: on the host, between generation calls; or inside the compiled step
+    # ("in_loop").
+    where: str = one_of("host", "in_loop")
+    groups: int = 16  # complete groups in the batch of a training step (B)
+    # Prompts screened in a call: as many as the batch still needs ("missing"), or always
+    # screen_prompts ("fixed").
     screening: str = one_of("missing", "fixed")
-    # When prompts that passed screening get their last samples: when a step needs their groups
-    # ("needed"), so that the policy that trains on them draws them; or all in the next call
-    # ("at_once": with "fixed" screening this is SPEED's Algorithm 2).
+    # When prompts that passed screening get their remaining samples: when a step needs their groups
+    # ("needed"; the policy that trains on them then draws them), or all in the next call
+    # ("at_once"; with "fixed" screening this is SPEED's Algorithm 2).
     continuation: str = one_of("needed", "at_once")
-    # The generation batch: most prompts a call, with "fixed" exactly this many (in_loop: a step).
-    # For single-phase rules this bounds the prompts in flight (C_max of Bae et al.); in_loop,
-    # sampler.context_pool bounds them.
+    # Most prompts in a generation call (in_loop: in a step); with "fixed" screening exactly this
+    # many. For single-phase rules on the host it also bounds the prompts in flight (C_max of Bae et
+    # al.); in_loop, sampler.context_pool does.
     screen_prompts: int = 64
-    # Two-phase rules: one call continues accepted prompts and screens for the next step.
+    # Two-phase rules: the call that continues accepted prompts also screens prompts for the next
+    # step.
     prefetch: bool = True
-    # "missing": standard deviations of the accepted count to screen on top of the mean.
+    # "missing" screening: screen this many standard deviations of the accepted count more than the
+    # mean needs.
     margin: float = 1.0
-    # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0: none.
-    # For slow verifiers. With one call a step, samples are depth updates older. The offset is
-    # fixed, so runs repeat. Host only.
+    # Generation calls ahead of scoring: call k + depth is generated while call k is scored. Use 1
+    # or more for slow verifiers; with one call per step, samples are then `depth` updates older.
+    # The number is fixed, so runs are reproducible. Host only.
     depth: int = 0
-    # Age of the policy that draws a step's groups, 0 or 1 updates. With 1 they are drawn while the
-    # step before trains: useful if generation has its own devices. Host only.
+    # Age in updates (0 or 1) of the policy that draws a step's groups. With 1 they are drawn while
+    # the previous step trains, which saves time if generation has its own devices. Host only.
     lag: int = 0
-    buffer_groups: int = 64  # complete groups that may wait; screening stops when it is full
-    buffer_order: str = one_of("fifo", "random")  # which waiting groups are trained on first
+    # Complete groups that may wait to be trained on; screening stops when there are this many.
+    buffer_groups: int = 64
+    # Which waiting groups are trained on first: the oldest ("fifo"), or random ones.
+    buffer_order: str = one_of("fifo", "random")
     max_age: int = -1  # drop groups whose oldest sample is older than this, in updates (-1: never)
     # Which groups fill a batch: those launched first ("launch"), or those that complete first
-    # ("completion"). The latter cancels the others and begins them anew later, as published for
-    # bands, and favours short responses. Host, single-phase rules, depth 0.
+    # ("completion"). "completion" cancels the other groups and restarts them later, as Bae et al.
+    # do, and favours short responses; it needs where "host", a single-phase rule and depth 0.
     accept: str = one_of("launch", "completion")
-    max_calls: int = 32  # generation calls in a step before it trains on fewer groups
+    max_calls: int = 32  # after this many generation calls a step trains on the groups it has
 
 
 @dataclass
 class Replay:
-    """RPO: samples start inside a cached response to their prompt."""
+    """RPO (replay of partial reasoning): a sample starts with a prefix of a cached response to its
+    prompt.
+    """
 
-    # Tokens cut off the end of a cached response, uniform in 0..L: "none" (no replay), "fixed" (L =
-    # replay.length), "half_min" or "min" (half of the shortest response of its group, or all of
-    # it).
+    # The number of tokens cut off the end of a cached response is uniform in 0..L. "none": no
+    # replay; "fixed": L = replay.length; "min": L = length of the shortest response in the group of
+    # the cached one; "half_min": half of that length.
     window: str = one_of("none", "fixed", "half_min", "min")
-    length: int = 500  # fixed: L in tokens
-    per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
-    # Most tokens of a suffix (0: sampler.max_new; -1: as many as were cut off, as released).
+    length: int = 500  # window "fixed": L in tokens
+    per_sample: bool = False  # each sample draws its own cut (false: one cut per group)
+    # Most new tokens after a prefix (0: sampler.max_new; -1: as many as were cut off, as in the
+    # released code).
     max_new: int = 0
-    # Train on the suffix alone (ours); otherwise also on the replayed tokens, treated as on-policy
-    # (equations 3 and 5 of the paper, and its release).
+    # Train only on the new tokens (ours). false: also on the replayed prefix, treated as on-policy
+    # (equations 3 and 5 of the paper, and its released code).
     mask_prefix: bool = True
-    # Tokens that the loss's means divide by, |o| in 1/|o|: trained ones, or those of whole
-    # responses, including a masked prefix. "response" gives each suffix token its scale in the
-    # paper and the released code, which train on prefixes (mask_prefix=False).
+    # Response length in the means of the loss (|o| in 1/|o|): trained tokens, or tokens of the
+    # whole response with a masked prefix ("response"). "response" gives each new token the scale
+    # that it has in the paper and the released code, which train on prefixes (mask_prefix=false).
     normaliser: str = one_of("trained", "response")
-    # Response cached of a group: with this probability the one of highest reward, else any other
-    # (-1: none; what the cache starts with stays forever).
+    # Probability that a visit caches the response of highest reward in its group; otherwise it
+    # caches a random other one (-1: never update, so the first response stays).
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a correct one
-    max_tokens: int = 0  # most tokens of all cached responses (0: no bound)
-    # Before the first step: "sample" one response a prompt; "empty": a prompt's first visit starts
-    # at its end.
+    max_tokens: int = 0  # most tokens of all cached responses together (0: no bound)
+    # What the cache holds at the start: nothing, so that a prompt's first visit samples whole
+    # responses ("empty"); or one response per prompt, sampled before the first step ("sample").
     start: str = one_of("empty", "sample")
-    # A file of responses to start from (experiments/replay_cache.py), by this policy or another.
+    # File of responses to start from, by this or another policy (experiments/replay_cache.py writes
+    # one).
     cache: str = ""
 
 
 @dataclass
 class Sampler:
     slots: int = 64  # responses decoded at once, over all devices
-    max_new: int = 16  # tokens of a response, including the end token
-    temperature: float = 1.0
-    top_k: int = 0  # evaluation and serving alone; 0: off
-    top_p: float = 1.0  # evaluation and serving alone; 1: off
-    prefill_chunk: int = 0  # prompts read at once (0: all)
-    # Host driver: with fewer samples left than slots, narrow continues in half of the slots, a
-    # quarter, ...: for CPUs, where the cost of a step grows with its rows. Tokens then agree
-    # between calls only up to rounding.
+    max_new: int = 16  # most tokens of a response, including the end token
+    temperature: float = 1.0  # of the samples that are trained on
+    top_k: int = 0  # for evaluation; a training run needs 0 (off)
+    top_p: float = 1.0  # a training run needs 1 (off); evaluation has evaluation.top_p
+    prefill_chunk: int = 0  # prompts prefilled at once (0: all)
+    # Host driver, when fewer samples are left than slots: decode on all slots ("whole"), or on half
+    # of them, a quarter, ... ("narrow"). "narrow" saves time on CPUs, where the cost of a decoding
+    # step grows with its rows; tokens then agree between calls only up to rounding.
     tail: str = one_of("whole", "narrow")
-    # How decoding reads keys and values: all, blocks in use, or by a kernel (JAX's on GPUs, ours on
-    # TPUs).
+    # How decoding reads the KV cache: all of it ("dense"), only blocks in use ("ragged"), by a
+    # kernel ("pallas": JAX's on GPUs, ours on TPUs), or as suits the device ("auto").
     attention: str = one_of("auto", "dense", "ragged", "pallas")
-    # Dtype of keys and values: "": as computed; bfloat16 has half the size of float32.
+    # Dtype of the KV cache ("": the compute dtype). bfloat16 takes half the memory of float32.
     cache_dtype: str = one_of("", "float32", "bfloat16")
-    # in_loop: prompts whose KV is held at once (0: all that a step may screen).
+    # in_loop: prompts whose KV cache is held at once (0: all that a step may screen).
     context_pool: int = 0
 
 
@@ -238,186 +274,210 @@ def _made_loss(kind: Any, present: LossFn) -> LossFn:
     return kind() if isinstance(kind, type) else kind
 
 
-# The hash by value finds the update's compiled function; build.py passes a copy.
+# Hashable by value: equal settings reuse the compiled update. build.py passes a copy.
 @dataclass(unsafe_hash=True)
 class Objective:
-    # Computed from the samples trained on; pool: r - the mean over all samples of the prompt, times
-    # the prompt's weight; pool_std: also divided by their std; value: r - the estimate from before
-    # the visit. A function of yours is an `objectives.AdvantageFn`.
+    # How rewards become advantages. "pool": r - mean over all samples of the prompt (trained on or
+    # not), times the prompt's weight; "pool_std": also divided by their std; "value": r - the
+    # estimate from before the visit. The others use only the samples that are trained on
+    # (objectives/advantages.py). A function of yours takes the arguments of
+    # `objectives.AdvantageFn`.
     advantage: str = one_of(ADVANTAGES, *POOL_ADVANTAGES, function=True)
-    # pool: weight f'(p) of a prompt; power: weight_power p^(weight_power - 1).
+    # pool: weight of a prompt with pass rate p: 1 ("none"), 1/p, 1/sqrt(p), or
+    # weight_power p^(weight_power - 1) ("power").
     weight: str = one_of("none", "inv_p", "inv_sqrt_p", "power")
-    weight_power: float = 0.5
-    weight_cap: float = 0.0  # largest weight (0: no bound)
-    # p of the weight: the pool's (Reinforce-Ada, Algorithm 1; biased, because the advantage has the
-    # same rewards), or estimated before the visit (ours; unbiased for the weight's own p).
+    weight_power: float = 0.5  # pool: exponent for weight "power"
+    weight_cap: float = 0.0  # pool: largest weight (0: no bound)
+    # pool: p in the weight. "pool": the pass rate of the pool's samples (Reinforce-Ada, Algorithm
+    # 1), which biases the gradient, because the advantage uses the same rewards. "estimate": the
+    # estimate from before the visit (ours), which adds no such bias; needs estimate.kind.
     weight_from: str = one_of("pool", "estimate")
-    # pool: advantage of a single sample: 0, r - the estimate, or r (Reinforce-Ada-Est as released).
+    # pool: advantage of the only sample of a prompt: 0, r - the estimate, or r (Reinforce-Ada-Est
+    # as released).
     singleton: str = one_of("zero", "estimate", "reward")
-    # pool: which samples of a class are kept.
+    # pool: which samples of a class (correct, wrong) are kept when the pool has more than rule.n.
     downsample_order: str = one_of("first", "random")
-    downsample_correction: str = one_of("none", "importance")  # importance: undoes the balance
-    # objectives/losses.py has their formulas; one of yours is an `objectives.LossFn`.
+    # pool: "importance" reweights the kept samples so that each class has its share of the pool.
+    downsample_correction: str = one_of("none", "importance")
+    # Loss per token; objectives/losses.py has the formulas. A loss of yours is an
+    # `objectives.LossFn`.
     loss: LossFn = chosen(Pg(), LOSSES, make=_made_loss)
+    # How the losses of tokens are averaged over the batch; see objectives/batch_loss.py.
     aggregation: str = one_of(*AGGREGATIONS)
-    aggregation_constant: float = 0.0  # token_sum_constant: the constant a sample (0: max_new)
-    # micro_token_mean: sequences of a micro-batch. verl takes the mean over tokens of each
-    # micro-batch, and the mean of those; ours go over the rows in batch order.
+    # token_sum_constant: divisor per sample, in tokens (0: sampler.max_new).
+    aggregation_constant: float = 0.0
+    # micro_token_mean: rows of a micro-batch, in the order of the batch. The loss is the mean over
+    # micro-batches of their token means, as in verl.
     micro_rows: int = 4
-    truncation: float = 2.0  # old_logprobs="corrected": largest importance weight
-    # Log-probs in the denominator of ratios: "behaviour" (as sampled), "recompute" (just before the
-    # update: stale samples count as on-policy), or "corrected" (recomputed, with the loss weighted
-    # by the truncated ratio to the behaviour policy).
+    truncation: float = 2.0  # old_logprobs "corrected": largest importance weight
+    # Log-probs in the denominator of ratios. "behaviour": as sampled; "recompute": recomputed just
+    # before the update, so stale samples count as on-policy; "corrected": recomputed, with the loss
+    # times the truncated ratio to the behaviour policy.
     old_logprobs: str = one_of("behaviour", "recompute", "corrected")
-    # Temperature of the trainer's log-probs (0: the sampler's). Another one needs
-    # old_logprobs="recompute", because ratios to what was sampled would be of two temperatures.
-    # The metrics that compare with it then hold the two temperatures, too. RPO as released: 1.
+    # Temperature of the trainer's log-probs (0: sampler.temperature). A value other than
+    # sampler.temperature needs old_logprobs "recompute": otherwise ratios would mix two
+    # temperatures, as the metrics that compare with the behaviour policy then do. RPO as released:
+    # 1.
     logprob_temperature: float = 0.0
-    kl_coef: float = 0.0  # KL to the reference policy
-    # Steps after which the current policy becomes the reference (outer iterations); 0: the initial
-    # policy stays.
+    kl_coef: float = 0.0  # coefficient of the KL to the reference policy (0: off)
+    # The current policy becomes the reference policy every this many steps (0: the initial policy
+    # stays the reference).
     reference_every: int = 0
-    kl_kind: str = one_of(*KL_KINDS, default="k3")  # in the loss; in the reward it is k1
-    kl_in: str = one_of("loss", "reward")
-    entropy_coef: float = 0.0
+    # Estimator of the KL in the loss (objectives/divergences.py); in the reward it is always k1.
+    kl_kind: str = one_of(*KL_KINDS, default="k3")
+    kl_in: str = one_of("loss", "reward")  # where the KL penalty is added
+    entropy_coef: float = 0.0  # coefficient of the entropy bonus (0: off)
 
 
-# The hash by value finds the optimizer that was made before.
+# Hashable by value: equal settings reuse the optimizer made before.
 @dataclass(unsafe_hash=True)
 class Optimizer:
-    learning_rate: float = 1e-4
-    warmup_steps: int = 10  # optimizer steps; an RL step has training.minibatches of them
-    # In place of warmup_steps, where above 0: RL steps, whose optimizer steps have one rate, as in
-    # verl. A schedule counts likewise.
+    learning_rate: float = 1e-4  # peak, after warm-up
+    # Optimizer steps of the linear warm-up; an RL step has training.minibatches optimizer steps.
+    warmup_steps: int = 10
+    # RL steps of the warm-up, instead of warmup_steps (0: use warmup_steps). Warm-up and schedule
+    # then change the rate once per RL step, as in verl.
     warmup_rl_steps: int = 0
-    schedule: str = one_of("constant", "linear", "cosine")
-    final_rate: float = 0.0  # linear, cosine: share of learning_rate at the end
-    weight_decay: float = 0.1
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    max_grad_norm: float = 1.0  # larger gradients are scaled down to it; 0: off
+    schedule: str = one_of("constant", "linear", "cosine")  # learning rate after warm-up
+    final_rate: float = 0.0  # linear, cosine: learning rate at the end / learning_rate
+    weight_decay: float = 0.1  # AdamW; only on matrices
+    b1: float = 0.9  # AdamW: decay of the first moment
+    b2: float = 0.999  # AdamW: decay of the second moment
+    eps: float = 1e-8  # AdamW: added to the denominator
+    max_grad_norm: float = 1.0  # clip the global gradient norm to this (0: off)
 
 
 @dataclass
 class Reward:
-    # In JAX: "exact" (token ids), "integer" (the last boxed or last integer), "scratchpad" (the
-    # written results of steps, for that task). In worker processes: "math" (math-verify), or a
-    # function of yours, "module:function" (rewards/custom.py has its arguments; those of verl and
-    # TRL run unchanged): values above 0.5 are correct.
+    # Decides whether a response is correct. Compiled in JAX: "exact" (token ids), "integer" (the
+    # last boxed or last integer), "scratchpad" (written results of steps, for that task). In worker
+    # processes: "math" (math-verify), or a function of yours, "module:function", whose values above
+    # 0.5 mean correct. rewards/custom.py describes its arguments; functions for verl and TRL run
+    # unchanged.
     verifier: str = "exact"
-    mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
-    # Tokens at the end of a response that "integer" reads. Wrong responses with an answer only
-    # before them are counted on the host ("beyond_window").
+    # Verifiers "math" and "integer": read the last boxed answer, or the last integer in the text
+    # ("free").
+    mode: str = one_of("boxed", "free")
+    # Verifier "integer": number of tokens it reads at the end of a response. The host counts wrong
+    # responses that have an answer only before them ("beyond_window").
     integer_window: int = 64
-    workers: int = 2  # verifier processes for each process of a run
-    # Limits per response and function. timeout_s: processor time in seconds, including child
-    # processes, so that the load of the machine does not matter ("timeout"). stall_s: wall-clock
-    # seconds, for code that sleeps ("stalled"; 0: six times timeout_s).
+    workers: int = 2  # verifier processes per process of the run
+    # Processor seconds, with child processes, for one response in one function; the load of the
+    # machine does not matter. Beyond it the value is 0, counted as "timeout".
     timeout_s: float = 5.0
+    # Wall-clock seconds for one response in one function, for code that sleeps (0: six times
+    # timeout_s). Beyond it the value is 0, counted as "stalled".
     stall_s: float = 0.0
     # Responses in one call of a function that takes lists (such as TRL's), and calls of an async
-    # function that a worker awaits at once. The limits above then apply to one call.
+    # function that a worker awaits at once. timeout_s and stall_s then apply to one call.
     batch_size: int = 32
-    memory_limit_mb: int = 1024  # address space of a worker in MiB (0: no limit)
-    overlong_buffer: int = 0  # tokens of DAPO's overlong shaping, before the limit (0: off)
-    overlong_factor: float = 1.0  # the penalty at the limit
-    accuracy_weight: float = 1.0  # weight of the verifier's value in the trained reward
-    # Added to the trained reward. Only accuracy decides what is filtered and reported as correct
-    # (Bae et al.). Host only.
-    # Weight of five checks, 0.2 each: opened, closed, some thought, text after it, ended.
+    memory_limit_mb: int = 1024  # address space of a worker process in MiB (0: no limit)
+    # DAPO's overlong penalty: it grows over the last this many tokens before sampler.max_new (0:
+    # off).
+    overlong_buffer: int = 0
+    overlong_factor: float = 1.0  # overlong penalty of a response of sampler.max_new tokens
+    # Weight of correctness in the trained reward. Other terms are added to it; they never change
+    # what is filtered by the rule or reported as correct (Bae et al.).
+    accuracy_weight: float = 1.0
+    # Weight of the format reward: 0.2 for each of five checks (think_open is there, think_close is
+    # there, some thought, text after it, the response ended). Host only.
     format_weight: float = 0.0
-    # Weight of the share of characters that English mathematics uses.
+    # Weight of the language reward: share of characters that English mathematics uses. Host only.
     language_weight: float = 0.0
-    think_open: str = "<think>"
-    think_close: str = "</think>"
-    think_in_prompt: bool = False  # the prompt's template ends with the opening tag
-    # Functions of yours, "module:function=weight,module:function" (weight 1 if not given; 0: only
-    # logged). Host only.
+    think_open: str = "<think>"  # opening tag, for the format reward
+    think_close: str = "</think>"  # closing tag, for the format reward
+    think_in_prompt: bool = False  # the prompt ends with the opening tag
+    # Reward functions of yours, added to the trained reward: "module:function=weight,
+    # module:function" (weight 1 if not given; weight 0: only logged). Host only.
     extra: str = ""
-    # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))),
-    # low, high). Host only. Rules see correctness: dynamic drops groups with only correct samples,
-    # for which it was proposed (Yi et al., section 3.4), unless rule.metric is "reward".
-    length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
-    length_low: float = 0.5
-    length_high: float = 1.0
-    # l_ref is the mean length of these responses of the group.
+    # RPO's length-aware reward: r becomes clip(r / (1 + exp(-alpha (l_ref - length))), low, high)
+    # when a group is complete. alpha is per token (0: off; the paper has 0.01). Host only. Rules
+    # still use correctness, so rule dynamic drops groups with only correct samples, which this
+    # reward is for (Yi et al., section 3.4), unless rule.metric is "reward".
+    length_alpha: float = 0.0
+    length_low: float = 0.5  # low in the formula of length_alpha
+    length_high: float = 1.0  # high in the formula of length_alpha
+    # l_ref in the formula of length_alpha: mean length of all, or of the correct, responses of the
+    # group.
     length_reference: str = one_of("all", "correct")
-    # Wrong samples get length_low, as in the formula; by default their reward does not change.
+    # Give wrong samples the reward length_low, as the formula does (false: they keep their reward).
     length_literal: bool = False
 
 
 @dataclass
 class Training:
-    steps: int = 200
-    # Stop after this many seconds of training steps (0: no limit); evaluation and compilation do
-    # not count.
+    steps: int = 200  # RL steps
+    # Stop after this many seconds of training steps; evaluation and compilation do not count (0: no
+    # limit).
     max_seconds: float = 0.0
     # Approximate tokens whose activations a device holds at once: rows are packed into pieces of
-    # this many (0: 1/32 of the longest possible rows of a batch). A piece holds at least one row of
-    # any length.
+    # this size (0: 1/32 of a device's rows at their longest). A piece always has room for the
+    # longest row.
     micro_tokens: int = 0
-    # Optimizer steps per RL step, each on equally many samples. Groups stay whole if they have one
-    # size and their number is divisible. 0: the samples of a group by those that screen it, rule.n
-    # / rule.n_init, and 1 without screening: so verl's code makes of SPEED, whose mini-batch it
-    # multiplies by the samples of one call.
+    # Optimizer steps per RL step, each on equally many samples. Groups are not split if they have
+    # equal sizes and their number is divisible. 0: rule.n / rule.n_init for a rule that screens, as
+    # verl's code does for SPEED, and 1 for other rules.
     minibatches: int = 1
     max_skipped: int = 5  # stop after this many non-finite updates in a row
 
 
 @dataclass
 class MeshConfig:
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
+    """Mesh of the devices that train: its size is data x fsdp x tensor."""
+
+    data: int = 1  # devices that hold copies of the weights and split the rows of a batch
+    fsdp: int = 1  # devices that split the weights and the rows of a batch
+    tensor: int = 1  # devices that split each layer
 
 
 @dataclass
 class GenerationMesh:
-    """Mesh that draws responses. All axes 0: `mesh`, without transfer of weights."""
+    """Mesh of the devices that generate responses. All axes 0: generate on `mesh`, without transfer
+    of weights.
+    """
 
-    # "shared": the devices of `mesh` in another layout. "own": other devices, which draw the next
-    # step's groups while this step's are trained on; needs driver.lag=1.
+    # "shared": the devices of `mesh`, in another layout. "own": other devices, which generate the
+    # next step's groups while this step trains; needs driver.lag=1.
     devices: str = one_of("shared", "own")
-    data: int = 0
-    fsdp: int = 0
-    tensor: int = 0
+    data: int = 0  # devices that hold copies of the weights and split the prompts
+    fsdp: int = 0  # devices that split the weights and the prompts
+    tensor: int = 0  # devices that split each layer
 
 
 @dataclass
 class Evaluation:
-    every: int = 20  # steps; 0: never
-    samples: int = 2  # per held-out prompt, if data.eval does not give its own
-    temperature: float = 1.0
-    top_p: float = 1.0
+    every: int = 20  # steps between evaluations (0: never)
+    samples: int = 2  # samples per question, for sets that do not give a number in data.eval
+    temperature: float = 1.0  # of evaluation samples (0: greedy)
+    top_p: float = 1.0  # of evaluation samples (1: off)
 
 
 @dataclass
 class Checkpoints:
-    every: int = 100  # steps; 0: only the last
-    # Folder for checkpoints, or gs://BUCKET/FOLDER ("": checkpoints/ in the workdir). One folder is
-    # for one run.
+    every: int = 100  # steps between checkpoints (0: only after the last step)
+    # Folder for the checkpoints of this run alone, or gs://BUCKET/FOLDER ("": checkpoints/ in the
+    # workdir).
     dir: str = ""
-    # Number of newest ones kept. experiments/evaluate.py --step can evaluate a kept one later, on
-    # any questions.
+    # Number of newest checkpoints to keep. experiments/evaluate.py --step can evaluate a kept one
+    # later, on any questions.
     keep: int = 2
     # auto: continue from the newest checkpoint, if any; must: fail if there is none; never: fail if
-    # there is a run.
+    # there is one.
     resume: str = one_of("auto", "never", "must")
 
 
 @dataclass
 class Logging:
-    rollouts: int = 2  # decoded samples written per step
+    rollouts: int = 2  # decoded samples written to rollouts.jsonl per step
     profile_step: int = -1  # trace this step with jax.profiler (-1: none)
-    progress: bool = True
+    progress: bool = True  # show a progress bar
     export: bool = True  # write the final policy as a Hugging Face directory
-    # Dtype of the exported weights; as_read: that of model.path.
+    # Dtype of the exported weights; as_read: the dtype in the files of model.path.
     export_dtype: str = one_of(AS_READ, *STORED_DTYPES)
-    tensorboard: bool = True  # event files in workdir/tensorboard
-    wandb: str = ""  # a Weights & Biases project, if wandb is installed ("": none)
-    trackio: str = ""  # a Trackio project, if trackio is installed ("": none)
-    # Steps between decoded samples that these writers show as text (0: none).
+    tensorboard: bool = True  # write event files to tensorboard/ in the workdir
+    wandb: str = ""  # Weights & Biases project; needs the package wandb ("": off)
+    trackio: str = ""  # Trackio project; needs the package trackio ("": off)
+    # Steps between decoded samples shown as text in TensorBoard, wandb and trackio (0: none).
     text_every: int = 20
 
 
@@ -432,12 +492,15 @@ class Config:
     `validate` raises ValueError naming the first invalid field.
     """
 
-    seed: int = 0
-    method: str = "speed_rloo"  # a label; set by methods.apply
+    seed: int = 0  # of everything random in the run
+    # Name of the method, a label for logs. Changing it changes nothing else: choose a method by
+    # --config=embedded:METHOD, or by `methods.apply` in a file.
+    method: str = "speed_rloo"
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
-    # How many samples a prompt gets, and when to stop: an object of rl_speed/sampling/rules.py, or
-    # one of yours. A word takes over the present samples of a group: --config.rule=band.
+    # Sampling rule: how many samples a prompt gets, and which groups are trained on. An object of
+    # rl_speed/sampling/rules.py or of yours. A word makes a rule with the present number of samples
+    # per group: --config.rule=band.
     rule: Rule = chosen(Speed.of_size(24), RULES, make=_made_rule, change=changed)
     estimate: Estimate = field(default_factory=Estimate)
     driver: Driver = field(default_factory=Driver)
@@ -454,11 +517,13 @@ class Config:
     logging: Logging = field(default_factory=Logging)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; an object such as the rule is {"name": its word, number: value, ...}."""
+        """Returns the settings as JSON; an object such as the rule is {"name": its word, number:
+        value, ...}.
+        """
         return dotted.to_dict(self)
 
     def get(self, path: str) -> Any:
-        """The value of "section.field"."""
+        """Returns the value of "section.field"."""
         return dotted.get(self, path)
 
     def set(self, path: str, value: Any) -> None:
@@ -479,31 +544,31 @@ class Config:
 
     @property
     def generation_axes(self) -> tuple[int, int, int]:
-        """(data, fsdp, tensor) of the mesh that generates."""
+        """Returns (data, fsdp, tensor) of the mesh that generates."""
         g = self.generation_mesh
         mesh = g if any((g.data, g.fsdp, g.tensor)) else self.mesh
         return mesh.data, mesh.fsdp, mesh.tensor
 
     @property
     def devices(self) -> int:
-        """Number of devices of a run, over all processes."""
+        """Number of devices of the run, over all processes."""
         training = self.mesh.data * self.mesh.fsdp * self.mesh.tensor
         own = self.generation_mesh.devices == "own"
         return training + (math.prod(self.generation_axes) if own else 0)
 
     @property
     def most_evaluation_samples(self) -> int:
-        """Most responses to a held-out prompt, over all sets."""
+        """Largest number of samples per question over all evaluation sets."""
         usual = self.evaluation.samples
         return max((one.samples or usual for one in self.data.held_out_files()), default=usual)
 
     @property
     def group_size(self) -> int:
-        """Samples of a group that are trained on (on average): rows of a batch for each group."""
+        """Trained samples per group (on average): rows of a batch for each group."""
         return group_size(self.rule)
 
     @property
     def minibatches(self) -> int:
-        """Optimizer steps of an RL step, `training.minibatches` resolved."""
+        """Optimizer steps per RL step, with `training.minibatches` = 0 resolved."""
         screening = getattr(self.rule, "n_init", self.group_size)
         return self.training.minibatches or max(1, self.group_size // screening)

@@ -1,1 +1,1 @@
-"""Estimates of pass rates, and budgets from them. See README.md."""
+"""Estimates of prompts' pass rates, and sampling budgets from them. See README.md."""

@@ -1,5 +1,5 @@
-"""Budgets from estimated pass rates (Reinforce-Ada-Est): how many samples `Allocated` gives each
-prompt.
+"""Budgets from estimated pass rates (Reinforce-Ada-Est): the number of samples of each prompt under
+the rule `Allocated`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from rl_speed.data.rollouts import pack_prompts, unpack_prompts
 from rl_speed.estimates.estimator import Estimator
 from rl_speed.sampling import Rule, needs
 
-# (prompt, correct samples, all samples)
+# (prompt, number of correct samples, number of samples)
 Visit = tuple[Prompt, int, int]
 
 
 def pack_visits(visits: Sequence[Visit]) -> dict[str, Any]:
-    """Packs visits for a checkpoint; the counts i32[2 V] are correct, all, correct, all, ..."""
+    """Packs visits for a checkpoint. `counts`, i32[2 V], alternates correct and all samples."""
     if not visits:
         return {}
     return {
@@ -40,7 +40,9 @@ def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
 
 
 class Allocation(Protocol):
-    """Estimates and budgets, as `Screening` uses them before and after a visit."""
+    """Interface through which `Screening` gets estimates and budgets before a visit, and reports
+    the visit.
+    """
 
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
@@ -52,12 +54,12 @@ class Allocation(Protocol):
 
 
 class Budgets:
-    """Estimates pass rates of the next prompts and divides `n` samples a prompt among them.
+    """Estimates pass rates of the next prompts and divides `n` samples per prompt among them.
 
     Args:
-      estimator: used before a visit, updated after it. rule: gets budgets if it asks for them, as
-        `Allocated` does.
-      n: samples of a prompt on average. config: how estimates become budgets.
+      estimator: used before a visit, updated after it. rule: gets budgets if it needs them
+        (`sampling.needs`), as `Allocated` does.
+      n: samples per prompt, on average. config: how estimates become budgets.
     """
 
     def __init__(self, estimator: Estimator, rule: Rule, n: int, config: Estimate):
@@ -71,7 +73,7 @@ class Budgets:
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns (estimates f64[P], budgets i64[P] that sum to P x n).
 
-        The budgets are None if the rule does not ask for them.
+        The budgets are None if the rule does not need them.
         """
         asked = needs(self._rule, "budgets")
         if not prompts:
@@ -89,16 +91,16 @@ class Budgets:
         )
 
     def observe(self, params: Any, visits: Sequence[Visit]) -> None:
-        """Updates the estimator with the visits that the rule has decided."""
+        """Updates the estimator with visits about which the rule has decided."""
         if visits:
             self._estimator.update(params, *map(list, zip(*visits)))
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the estimator."""
+        """Returns the metrics of the estimator."""
         return self._estimator.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the estimator."""
+        """Returns the state of the estimator."""
         return self._estimator.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

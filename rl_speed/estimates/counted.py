@@ -1,4 +1,4 @@
-"""Pass rates of prompts, counted by id at earlier visits."""
+"""Pass rates of prompts from the counts of their own earlier visits."""
 
 import json
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from rl_speed.estimates.estimator import Account, check_counts
 
 
 class BetaEma:
-    """Decayed counts under a Beta prior: p_hat = (N_pos + a) / (N_total + a + b).
+    """Estimates pass rates from decayed counts under a Beta prior: p_hat = (N_pos + a) /
+    (N_total + a + b).
 
-    At each visit of a prompt its own counts are multiplied by `decay` and the new ones added. A
-    prompt that is seldom visited keeps its counts. Estimate before a step and update after it: a
-    step then uses the estimate from before it. Released settings: Beta(1, 16), decay 0.9.
+    At each visit of a prompt, its counts are multiplied by `decay` and the new counts are added.
+    Between visits they do not change. Released settings: Beta(1, 16), decay 0.9.
 
     Source: Reinforce-Ada, section 3.1.
 
     Args:
-      a, b: the prior, positive. decay: in (0, 1]; 1 keeps everything.
+      a, b: the Beta prior, positive. decay: in (0, 1].
 
     Raises ValueError naming the argument that is out of range.
     """
@@ -38,24 +38,23 @@ class BetaEma:
         self._counts: dict[str, tuple[float, float]] = {}  # id -> (correct, total)
 
     def __len__(self) -> int:
-        """Number of prompts that were ever visited."""
+        """Number of prompts with at least one visit."""
         return len(self._counts)
 
     def estimate(self, ids: Sequence[str]) -> np.ndarray:
-        """f64[n] in (0, 1), the posterior means; a / (a + b) for prompts never visited."""
+        """Returns the posterior means, f64[n] in (0, 1); a / (a + b) for prompts never visited."""
         counts = np.array([self._counts.get(i, (0.0, 0.0)) for i in ids], np.float64).reshape(-1, 2)
         return (counts[:, 0] + self.a) / (counts[:, 1] + self.a + self.b)
 
     def visited(self, ids: Sequence[str]) -> np.ndarray:
-        """bool[n]: whether the prompt has counts."""
+        """Returns for each prompt whether it has counts, bool[n]."""
         return np.array([i in self._counts for i in ids], bool)
 
     def update(self, ids: Sequence[str], correct: Sequence[int], total: Sequence[int]) -> None:
-        """Counts one visit of each prompt: `correct` of `total` samples were correct.
+        """Counts a visit of each prompt: `correct` of `total` samples were correct. Ignores prompts
+        with `total` 0.
 
-        Prompts without samples are not visited.
-
-        Raises ValueError naming a prompt with impossible counts; nothing is changed then.
+        Raises ValueError naming a prompt with impossible counts; no count changes then.
         """
         check_counts(ids, correct, total)
         for i, k, n in zip(ids, correct, total):
@@ -64,8 +63,8 @@ class BetaEma:
                 self._counts[i] = (self.decay * old_k + float(k), self.decay * old_n + float(n))
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts in the order of first visits. Ids are one JSON string, because checkpoints
-        hold no text arrays.
+        """Returns the counts in the order of first visits. Ids are one JSON string, because
+        checkpoints cannot store arrays of text.
         """
         return {
             "ids": json.dumps(list(self._counts)),
@@ -73,7 +72,7 @@ class BetaEma:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the counts. Prior and decay stay those of this object."""
+        """Restores the counts. Keeps the prior and decay of this object."""
         counts = np.asarray(state["counts"]).reshape(-1, 2)
         self._counts = {
             i: (float(k), float(n)) for i, (k, n) in zip(json.loads(state["ids"]), counts)
@@ -81,9 +80,9 @@ class BetaEma:
 
 
 class EmaEstimator:
-    """`BetaEma` by prompt id. Does not read the policy's weights.
+    """Estimator of pass rates by prompt id, with `BetaEma`. Does not use the policy's weights.
 
-    Calibration is of the estimates just before the counts are added.
+    Its calibration compares new counts with the estimates just before they are added.
     """
 
     def __init__(self, memory: BetaEma):
@@ -91,7 +90,7 @@ class EmaEstimator:
         self._account = Account()
 
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
-        """f64[n], the posterior means."""
+        """Returns the posterior means, f64[n]."""
         with self._account.timed():
             return self.memory.estimate([p.id for p in prompts])
 
@@ -106,7 +105,7 @@ class EmaEstimator:
             self._account.see(before, correct, total)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of `Estimator`, and the number of prompts with counts."""
+        """Returns the metrics of `Estimator`, and the number of prompts with counts."""
         return {**self._account.metrics(), "estimate/known": float(len(self.memory))}
 
     def state_dict(self) -> dict[str, Any]:

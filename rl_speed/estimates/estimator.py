@@ -1,7 +1,6 @@
-"""The interface of pass-rate estimators, and what they share.
+"""The interface of pass-rate estimators, and code that they share.
 
-An `Estimator` estimates before a step's samples are drawn and is updated after: a step uses the
-estimate from before it.
+An estimator estimates before the samples of a step are drawn, and is updated after the step.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.1.
 """
@@ -17,26 +16,28 @@ from rl_speed.data.prompts import Prompt
 
 
 class Estimator(Protocol):
-    """Interface of pass-rate estimators, as the host driver uses them."""
+    """Interface of pass-rate estimators."""
 
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
-        """f64[n] in (0, 1). `params`: the policy's weights, as the trainer holds them."""
+        """Returns the estimated pass rates, f64[n] in (0, 1). `params`: the policy's weights, as
+        the trainer holds them.
+        """
 
     def update(
         self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
     ) -> None:
-        """Learns that `correct` of `total` samples of each prompt were correct.
+        """Learns from a visit of each prompt: `correct` of `total` samples were correct.
 
         Raises ValueError naming a prompt with impossible counts.
         """
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of `calibration` at the latest update, and the seconds spent so far under a key
-        that begins with "time/".
+        """Returns the metrics of `calibration` at the latest update, and the seconds spent so far
+        under a key that begins with "time/".
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Nested dicts of JSON values and NumPy arrays."""
+        """Returns the state as nested dicts of JSON values and NumPy arrays."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state."""
@@ -45,16 +46,17 @@ class Estimator(Protocol):
 def calibration(
     estimates: np.ndarray, correct: Sequence[int], total: Sequence[int]
 ) -> dict[str, float]:
-    """Compares estimates with the counts of the visit that followed, as means over samples.
+    """Compares estimates with the counts of the visits that followed.
 
     Args:
       estimates: f64[n] in (0, 1). correct, total: counts of each prompt.
 
-    Returns:
-      bce: -log of the probability given to each sample's outcome, in nats. bce_constant: bce of the
-        best constant in hindsight (the entropy of the pooled pass rate); a useful estimator is
-        below it. brier: (estimate - reward)^2. mean: of the estimates. pass_rate: of the samples;
-        `mean` should be near it. Empty if there are no samples.
+    Returns: means over samples; an empty dict if there are none.
+      bce: binary cross-entropy of the estimates, in nats.
+      bce_constant: bce of the best constant estimate, known only afterwards (the entropy of the
+        pooled pass rate). A useful estimator has a lower bce.
+      brier: (estimate - correct)^2, with correct 0 or 1.
+      mean: of the estimates. pass_rate: of the samples. The two should be close.
     """
     k = np.asarray(correct, np.float64)
     n = np.asarray(total, np.float64)
@@ -75,7 +77,7 @@ def calibration(
 
 
 class Account:
-    """Seconds spent and the latest calibration."""
+    """Keeps the seconds that an estimator has spent, and its latest calibration."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -107,15 +109,15 @@ class Account:
 
 
 def check_counts(ids: Sequence[str], correct: Sequence[int], total: Sequence[int]) -> None:
-    """Checks that each prompt has one count.
-
-    Raises ValueError if it has not, or naming a prompt with impossible counts.
-    """
+    """Raises ValueError if the lengths differ, or naming a prompt whose counts are impossible."""
     if not len(ids) == len(correct) == len(total):
         raise ValueError(
-            f"one count for each prompt is needed: {len(ids)} ids, {len(correct)} correct, "
-            f"{len(total)} total"
+            "one count for each prompt is needed, so ids, correct and total must have one length; "
+            f"got {len(ids)}, {len(correct)} and {len(total)}"
         )
     for i, k, n in zip(ids, correct, total):
         if not 0 <= k <= n:
-            raise ValueError(f"prompt {i!r}: {k} correct of {n} samples is impossible")
+            raise ValueError(
+                f"prompt {i!r}: {k} correct of {n} samples is impossible; correct must be in "
+                f"[0, {n}]"
+            )

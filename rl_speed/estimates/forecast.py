@@ -1,9 +1,8 @@
-"""Forecasts pass rates of prompts that were never sampled from their tokens, and combines them with
-the counts of those that were.
+"""Forecasts pass rates of prompts from their tokens, also of prompts that were never sampled, and
+combines forecasts with the prompts' own counts.
 
 `Forecast` learns during training which tokens and token pairs occur in prompts that the policy
-solves. Its uncertainty decides which prompts `AdaptiveSpeed` screens, and with how many samples.
-Not from a paper.
+solves. `AdaptiveSpeed` screens with more samples where a forecast is uncertain. Not from a paper.
 """
 
 from collections.abc import Sequence
@@ -17,14 +16,14 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.estimates.estimator import calibration, check_counts
 from rl_speed.sampling import Rule, needs
 
-# Decay of the likelihood of each strength at each visit: about 100 visits are remembered.
+# Factor per visit on the log-likelihoods of strengths: about 100 visits are remembered.
 FORGET_STRENGTH = 0.99
 # Prior precision of the weights; features have mean length 1.
 RIDGE = 0.1
-# Strengths a forecast may have, in samples, and the center of their prior.
+# Possible strengths of a forecast, in samples, and the center of their prior.
 STRENGTHS = np.geomspace(0.25, 64.0, 17)
 FIRST_STRENGTH = 1.0
-# Newton steps an update (the weights start near), and how often a step may be halved.
+# Newton steps per update (few, because weights start near the optimum); most halvings of a step.
 NEWTON = 4
 HALVINGS = 20
 # Prompts whose features are computed at once.
@@ -32,11 +31,12 @@ _CHUNK = 4096
 
 
 def token_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
-    """f32[P, 2 buckets]: counts of each token and of each pair of neighbours in a prompt.
+    """Computes features of prompts, f32[P, 2 buckets]: counts of each token, and of each pair of
+    neighbouring tokens.
 
-    Both are hashed into `buckets`. The two ends of a prompt count as neighbours of its first and
-    last token. Counts are divided by the mean length of all prompts, so longer prompts have larger
-    counts, and centred.
+    Tokens and pairs are each hashed into `buckets`. The start and the end of a prompt count as
+    neighbours of its first and last token. Counts are divided by the mean length of all prompts,
+    and centred over prompts.
     """
 
     def mix(x, by):
@@ -46,7 +46,7 @@ def token_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
     for start in range(0, len(tokens), _CHUNK):
         part = tokens[start : start + _CHUNK]
         lengths = np.array([len(t) for t in part])
-        flat = np.concatenate(part).astype(np.uint64) + np.uint64(1)  # 0: beyond the ends
+        flat = np.concatenate(part).astype(np.uint64) + np.uint64(1)  # 0 marks start and end
         row = np.repeat(np.arange(len(part)), lengths)
         ends = np.cumsum(lengths + 1) - 1 - np.arange(len(part))
         left = np.insert(flat, ends, 0)
@@ -64,25 +64,26 @@ def token_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
 class Forecast:
     """Beta(a, b) beliefs about the pass rate of every prompt of a finite data set.
 
-    Three parts, all learnt from training samples:
+    A belief has three parts, all learnt from training samples:
 
-    - Logistic regression of pass rates on `token_features`, with a Gaussian over its weights. A
-      visit sharpens it; time widens it, because the policy changes. The n samples of a visit count
-      as fewer, because prompts also differ in ways that features do not show.
-    - Strength: how many samples a forecast is worth, by the beta-binomial likelihood of counts that
-      came after it. Every visit tests it.
-    - Counts of a prompt itself, shifted by the change of its forecast since they were counted.
+    - Regression: logistic regression of pass rates on `token_features`, with a Gaussian over its
+      weights. A visit narrows the Gaussian; it widens over visits, because the policy changes. The
+      n samples of a visit count as fewer, because prompts with equal features may differ.
+    - Strength: the number of samples that a forecast is worth, by the beta-binomial likelihood of
+      the counts that followed it. Every visit updates it.
+    - Own counts of the prompt, shifted by the change of its forecast since they were counted.
 
-    A second regression on the same features forecasts lengths of responses.
+    With `by_tokens`, a second regression on the same features forecasts response lengths.
 
     Args:
-      prompts: the data set, in its order. n: samples of a group, at least 2. n_init: allowed
-        numbers of screening samples; values outside [2, n) are left out. buckets: of the features.
-        memory: visits that the regressions remember, at least 1. decay: of a prompt's own counts at
-        each further visit, in (0, 1].
-      power: a group of pass rate p is worth p^power (1-p) a sample, unless all its rewards are
-        equal (`theory.group_value`). by_tokens: divide the value by expected tokens, instead of
-        counting samples.
+      prompts: the data set, in its order. n: samples of a group, at least 2.
+      n_init: allowed numbers of screening samples; values outside [2, n) are ignored.
+      buckets: hash buckets of the features. memory: visits that the regressions remember, at least
+        1.
+      decay: factor on a prompt's own counts at its next visit, in (0, 1].
+      power: a sample of a prompt with pass rate p has the value p^power (1-p), if the rewards of
+        its group differ (`theory.group_value`). by_tokens: value per expected token instead of per
+        sample.
 
     Raises ValueError naming the argument that is out of range, or the id that two prompts share.
     """
@@ -111,8 +112,12 @@ class Forecast:
         self._ids = [p.id for p in prompts]
         if len(self.place) < len(prompts):
             twice = next(p.id for i, p in enumerate(prompts) if self.place[p.id] != i)
-            raise ValueError(f"forecasts are of prompts by id, and two have the id {twice!r}")
-        # Screening comes first: it is chosen if all choices have equal value, as before any visit.
+            raise ValueError(
+                f"a forecast needs unique prompt ids, but two have the id {twice!r}: rename one in "
+                "config.data.train"
+            )
+        # Screening comes first, so that it is chosen if all choices have equal value, as before the
+        # first visit.
         self._choices = [*(m for m in n_init if 2 <= m < n), n]
         self._keep = 1 - 1 / memory
         self._n = n
@@ -128,12 +133,12 @@ class Forecast:
         self._weights, self._precision = np.zeros(width), self._ridge.copy()
         self._length_weights, self._length_precision = np.zeros(width), self._ridge.copy()
         self._likelihood = -np.square(np.log(STRENGTHS / FIRST_STRENGTH)) / 2
-        # For each prompt: correct samples, all samples, and the forecast's logit when they were
-        # counted.
+        # For each prompt: decayed counts of correct and of all samples, and the logit of its
+        # forecast at its latest visit.
         self._right, self._drawn, self._then = (np.zeros(size) for _ in range(3))
         self._visits = np.zeros(())
         self._latest = {}
-        # Cached for all prompts until the next update, because it is read several times a step.
+        # Cached for all prompts until the next update, because it is read several times per step.
         self._screening: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -141,7 +146,7 @@ class Forecast:
 
     @property
     def readiness(self) -> float:
-        """Visits so far divided by the visits that the regressions remember, at most 1."""
+        """Visits so far / visits that the regressions remember, at most 1."""
         return min(1.0, float(self._visits) * (1 - self._keep))
 
     @property
@@ -150,7 +155,7 @@ class Forecast:
         return float(STRENGTHS[np.argmax(self._likelihood)])
 
     def belief(self, index: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """(a, b), f64 of these prompts (default: all)."""
+        """Returns (a, b), f64, of the prompts at `index` (default: all)."""
         logits = self._logits(index)
         drawn = self._drawn[index]
         own = special.logit((self._right[index] + 0.5) / (drawn + 1.0))
@@ -159,8 +164,8 @@ class Forecast:
         return (self.strength * rate + drawn * own, self.strength * (1 - rate) + drawn * (1 - own))
 
     def screening(self, index: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """(n_init i64, value f64) of these prompts: the best number of screening samples (n: no
-        screening), and the value a sample, or a token, at that number.
+        """Returns for the prompts at `index` (n_init i64, value f64): the best number of screening
+        samples (n: no screening), and the value per sample, or per token, with it.
         """
         if self._screening is None:
             chosen, worth = theory.best_screening(
@@ -171,7 +176,9 @@ class Forecast:
         return chosen[index], worth[index]
 
     def lengths(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """f64: expected tokens of a response, or 1 unless `by_tokens`."""
+        """Returns the expected tokens of a response to the prompts at `index`, f64; 1 without
+        `by_tokens`.
+        """
         if not self._by_tokens:
             return np.ones(len(self._ids))[index]
         logs = self._times(index, self._length_weights)
@@ -184,12 +191,13 @@ class Forecast:
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
-        """Learns one visit of each prompt; prompts without samples are not visited.
+        """Learns from a visit of each prompt at `index`. Ignores prompts without samples.
 
         Args:
-          correct: correct ones of `total` samples. tokens: mean length of these; NaN if unknown.
+          index: positions of the prompts in the data set. correct, total: counts of each prompt.
+          tokens: mean response length of each prompt; NaN if unknown.
 
-        Raises ValueError naming a prompt with impossible counts; nothing is changed then.
+        Raises ValueError naming a prompt with impossible counts; nothing changes then.
         """
         check_counts([self._ids[i] for i in index], correct, total)
         index, k, n = (np.asarray(x, np.float64) for x in (index, correct, total))
@@ -218,12 +226,13 @@ class Forecast:
         self._remember(index, k, n, now)
 
     def _learn_rates(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, keep: float) -> None:
-        """Newton's method from the current weights, on the new counts and the remembered precision.
+        """Updates the regression of pass rates by Newton's method, from the current weights, on the
+        new counts and the remembered precision.
 
-        The objective is concave, but flat if forecasts are certain and wrong: a full step from
-        there overshoots. So a step is halved until the objective does not fall. Steps are taken in
-        one coefficient a visit, which moves the weights along `reach`. Only one factorization, of
-        the prior, has the size of the features.
+        Where forecasts are certain and wrong, the concave objective is flat and a full step
+        overshoots, so a step is halved until the objective does not fall. The unknowns are one
+        coefficient per visit, which moves the weights along `reach`, so that only the factorization
+        of the prior has the size of the features.
         """
         x = self._features[index].astype(np.float64)
         fewer = (self.strength + 1) / (self.strength + n)  # n_eff / n under a beta-binomial
@@ -260,14 +269,14 @@ class Forecast:
         x = self._features[index[known]].astype(np.float64)
         logs = np.log(tokens[known].clip(1.0))
         prior = keep * self._length_precision + (1 - keep) * self._ridge
-        # Log lengths vary about their forecast by about a third: precision 10.
+        # Log lengths have a std of about 1/3 around their forecast: precision 10.
         self._length_precision = prior + 10 * x.T @ x
         slope = 10 * x.T @ (logs - x @ self._length_weights)
         step = linalg.cho_solve(linalg.cho_factor(self._length_precision), slope)
         self._length_weights = self._length_weights + step
 
     def _remember(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, now: np.ndarray) -> None:
-        """Adds counts of prompts, after shifting their old counts by the change of the forecast."""
+        """Adds counts to the prompts' own, after shifting these by the change of the forecast."""
         old = special.logit((self._right[index] + 0.5) / (self._drawn[index] + 1.0))
         moved = special.expit(old + now - self._then[index])
         drawn = self._decay * self._drawn[index]
@@ -279,14 +288,14 @@ class Forecast:
         return np.clip(self._times(index, self._weights), -9.0, 9.0)
 
     def _times(self, index: np.ndarray | slice, weights: np.ndarray) -> np.ndarray:
-        """f64: features of these prompts times weights, computed in float32 to avoid copying
-        features.
+        """Returns features of the prompts at `index` @ weights, f64. Computed in float32, to
+        avoid a copy of the features.
         """
         return (self._features[index] @ weights.astype(np.float32)).astype(np.float64)
 
     def metrics(self) -> dict[str, float]:
-        """Calibration of the latest update's forecasts (`calibration`), their strength, and the
-        share of all prompts that would be drawn without screening.
+        """Returns the `calibration` of the forecasts at the latest update, their strength, and the
+        share of all prompts that need no screening.
         """
         return {
             **{f"forecast/{name}": x for name, x in self._latest.items()},
@@ -295,7 +304,7 @@ class Forecast:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Both regressions, the likelihood of each strength, and the counts."""
+        """Returns both regressions, the log-likelihood of each strength, and the counts."""
         return {name: getattr(self, f"_{name}").copy() for name in _SAVED} | {
             "latest": dict(self._latest)
         }
@@ -303,14 +312,14 @@ class Forecast:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state.
 
-        Raises ValueError: the state is of a forecast with other features or prompts.
+        Raises ValueError: the saved forecast has other features or another number of prompts.
         """
         for name in _SAVED:
             mine = getattr(self, f"_{name}")
             saved = np.array(state[name], np.float64)
             if saved.shape != mine.shape:
                 raise ValueError(
-                    f"the saved forecast is another one: {name} is {saved.shape} there, "
+                    f"the saved forecast has another shape: {name} is {saved.shape} there, "
                     f"{mine.shape} here. Resume with the data and config.data.forecast_buckets of "
                     "the saved run"
                 )
@@ -333,10 +342,10 @@ _SAVED = (
 
 
 class ForecastScreening:
-    """Estimates for `Screening` from the forecast that also orders prompts.
+    """`Allocation` from the forecast that also orders the prompts: estimates, and the number of
+    screening samples of each prompt if the rule needs it, as `AdaptiveSpeed` does.
 
-    It also gives each prompt's n_init if the rule asks for it, as `AdaptiveSpeed` does. The order
-    updates and saves the forecast.
+    The order of the prompts updates, saves and restores the forecast.
     """
 
     def __init__(self, forecast: Forecast, rule: Rule):
@@ -346,7 +355,7 @@ class ForecastScreening:
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(estimates f64[P], screening samples i64[P] or None if the rule does not ask for
+        """Returns (estimates f64[P], screening samples i64[P] or None if the rule does not need
         them).
         """
         del params
@@ -358,11 +367,11 @@ class ForecastScreening:
         """Does nothing: the order updates the forecast."""
 
     def metrics(self) -> dict[str, float]:
-        """Empty: the order logs them."""
+        """Returns no metrics: the order logs those of the forecast."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: the order saves the forecast."""
+        """Returns an empty state: the order saves the forecast."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A value head on the policy's hidden state: it also estimates prompts that were never visited.
+"""A value head on the policy's hidden state. It also estimates prompts that were never visited.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.1.
 """
@@ -38,14 +38,12 @@ def prompt_features(
     model: ModelConfig,
     weights: Weights = Weights(),
 ) -> Array:
-    """Input of the value head: the policy's final hidden state at the last prompt token, scaled to
-    length 1. f32[B, D].
-
-    No gradient flows to `params`.
+    """Computes the input of the value head, f32[B, D]: the policy's final hidden state at the last
+    prompt token, scaled to length 1. No gradient flows to `params`.
 
     Args:
       tokens_BxT: i32[B, T], right-padded. lengths_B: i32[B], at least 1. model: static.
-      weights: how the parameters are read.
+      weights: how layers read `params`.
     """
     still = jax.lax.stop_gradient(params)
     hidden_BxTxD = hidden_states(still, tokens_BxT, model, weights=weights)
@@ -56,8 +54,8 @@ def prompt_features(
 
 
 def head_logits(head: dict[str, Array], features_BxD: Array) -> Array:
-    """Logits of the pass rates, f32[B]. The head is linear, or has one hidden layer if it has
-    `w_in`.
+    """Computes the logits of the pass rates, f32[B]. A head with `w_in` has a hidden layer; others
+    are linear.
     """
     with jax.named_scope("value_head"), jax.default_matmul_precision("highest"):
         x = features_BxD
@@ -69,9 +67,8 @@ def head_logits(head: dict[str, Array], features_BxD: Array) -> Array:
 def count_loss(
     head: dict[str, Array], features_BxD: Array, positive_B: Array, total_B: Array
 ) -> Array:
-    """Binary cross-entropy of the counts in nats, f32[], summed over samples.
-
-    Rows with total 0 add nothing.
+    """Computes the binary cross-entropy of the counts in nats, f32[], summed over samples. Rows
+    with total 0 add nothing.
     """
     logits_B = head_logits(head, features_BxD)
     nats_B = positive_B * jax.nn.log_sigmoid(logits_B) + (
@@ -85,7 +82,7 @@ class HeadState:
     """State of the value head.
 
     Attributes:
-      head: weights, float32. moments: the optimizer's state. steps: i32[], optimizer steps made.
+      head: weights, float32. moments: Adam's state. steps: i32[], optimizer steps made.
         skipped: i32[], optimizer steps skipped because the gradient was not finite.
     """
 
@@ -96,25 +93,23 @@ class HeadState:
 
 
 class ValueEstimator:
-    """A small value head on the policy's hidden state at the last prompt token, trained on the
-    counts of each step.
+    """Estimates pass rates with a small head on the policy's hidden state at the last prompt token,
+    trained on the counts of each step.
 
-    Each update computes the features with the current weights and makes `steps` steps of Adam on
-    the binary cross-entropy of all its samples. Older samples are not kept: their features would be
-    of an older policy. The last layer starts at zero: before the first update every estimate is
-    1/2, which gives equal budgets.
-
-    Prompts are processed in chunks of `rows`; their number changes only rounding. All compiled
-    functions have static shapes.
+    Each update computes the features with the current weights, and makes `steps` Adam steps on the
+    binary cross-entropy of the new samples only. The last layer starts at zero, so before the first
+    update every estimate is 1/2 and budgets are equal.
 
     Args:
-      model: the policy's shape. mesh: of its weights, placed by TRAIN_RULES.
-      prompt_length: longest prompt in tokens. rows: prompts in one chunk, a multiple of the mesh's
-        row shards.
-      learning_rate: of Adam. One value serves all policy widths, because features have length 1.
-      hidden: units of the hidden layer; 0 for a linear head.
-      steps: of Adam at each update. floor: estimates are clipped to [floor, 1 - floor], so that no
-        prompt takes the whole budget.
+      model: configuration of the policy. mesh: mesh of its weights, which are placed by
+        TRAIN_RULES.
+      prompt_length: most tokens of a prompt. rows: prompts computed at once, a multiple of the
+        mesh's row shards; changes only rounding.
+      learning_rate: Adam's. It need not change with the width of the policy, because features have
+        length 1.
+      hidden: units of the hidden layer; 0: a linear head.
+      steps: Adam steps per update. floor: estimates are clipped to [floor, 1 - floor], so that no
+        prompt gets the whole budget.
       seed: of the hidden layer's initial weights.
 
     Raises ValueError naming the argument that is out of range.
@@ -202,9 +197,8 @@ class ValueEstimator:
         self._nothing = self._place((np.float32(0), jax.tree.map(np.zeros_like, head)))
 
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
-        """f64[n] in [floor, 1 - floor].
-
-        An estimate is 1/2, and is counted, if the policy's hidden state is not finite.
+        """Returns the estimates, f64[n] in [floor, 1 - floor]. If a logit is not finite, its
+        estimate is 1/2 and is counted as `estimate/nonfinite`.
 
         Raises ValueError naming a prompt that is empty or longer than `prompt_length`.
         """
@@ -214,13 +208,11 @@ class ValueEstimator:
     def update(
         self, params: Any, prompts: Sequence[Prompt], correct: Sequence[int], total: Sequence[int]
     ) -> None:
-        """Trains the head on counts; see the class.
+        """Trains the head on counts; see the class. Ignores prompts without samples. Skips and
+        counts an Adam step with a non-finite gradient.
 
-        Prompts without samples are ignored. A gradient that is not finite changes only the count of
-        skipped steps.
-
-        Raises ValueError as `estimate` does, or naming a prompt with impossible counts; nothing is
-        changed then.
+        Raises ValueError as `estimate` does, or naming a prompt with impossible counts; the head
+        does not change then.
         """
         with self._account.timed():
             check_counts([p.id for p in prompts], correct, total)
@@ -237,8 +229,8 @@ class ValueEstimator:
             jax.block_until_ready(self._state)  # the timer includes it
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of `Estimator`, and since the run began: optimizer steps made, optimizer steps
-        skipped, estimates that were not finite.
+        """Returns the metrics of `Estimator`, and counts since the start of the run: Adam steps
+        made, Adam steps skipped, estimates that were not finite.
         """
         return {
             **self._account.metrics(),
@@ -248,7 +240,9 @@ class ValueEstimator:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Head, moments and counters, as arrays by their path in `HeadState`."""
+        """Returns head, moments and counters, as arrays by their path in `HeadState`, and the
+        metrics so far.
+        """
         return {
             "head": _by_path(jax.device_get(self._state)),
             "nonfinite": self._nonfinite,
@@ -258,7 +252,7 @@ class ValueEstimator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state on this mesh.
 
-        Raises ValueError: the state is of a head of another form or width.
+        Raises ValueError: the saved head has other layers or widths.
         """
         mine = _by_path(self._state)
         saved = {name: np.asarray(x) for name, x in state["head"].items()}
@@ -269,9 +263,9 @@ class ValueEstimator:
         if shapes(mine) != shapes(saved):
             name = next(n for n in {**mine, **saved} if shapes(mine).get(n) != shapes(saved).get(n))
             raise ValueError(
-                f"the saved value head is another one: {name} is "
+                f"the saved value head has another shape: {name} is "
                 f"{shapes(saved).get(name, 'absent')} there, {shapes(mine).get(name, 'absent')} "
-                "here. Resume with the policy and the `hidden` of the saved run"
+                "here. Resume with the policy and config.estimate.hidden of the saved run"
             )
         treedef = jax.tree.structure(self._state)
         self._state = self._place(
@@ -281,7 +275,7 @@ class ValueEstimator:
         self._account.load_state_dict(state["account"])
 
     def _read(self, params: Any, prompts: Sequence[Prompt]) -> list[Array]:
-        """Features f32[rows, D] of each chunk."""
+        """Computes the features f32[rows, D] of each chunk of prompts."""
         size = -(-len(prompts) // self.rows) * self.rows
         tokens = np.zeros((size, self.prompt_length), np.int32)
         lengths = np.ones(size, np.int32)
@@ -289,7 +283,7 @@ class ValueEstimator:
             if not 1 <= len(prompt.tokens) <= self.prompt_length:
                 raise ValueError(
                     f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens; an estimate needs 1 to "
-                    f"{self.prompt_length}"
+                    f"{self.prompt_length} (config.data.max_prompt_length)"
                 )
             tokens[i, : len(prompt.tokens)], lengths[i] = prompt.tokens, len(prompt.tokens)
 
@@ -302,7 +296,7 @@ class ValueEstimator:
         ]
 
     def _ask(self, features: list[Array], count: int) -> np.ndarray:
-        # Dispatches every chunk before it waits for the first.
+        # Dispatches all chunks before waiting for the first result.
         logits = [self._logits(self._state, x) for x in features]
         logits = np.concatenate([np.zeros(0), *map(np.asarray, logits)])[:count].astype(np.float64)
         finite = np.isfinite(logits)
@@ -317,9 +311,9 @@ class ValueEstimator:
 
 
 def init_head(width: int, hidden: int, seed: int) -> dict[str, np.ndarray]:
-    """Weights of `head_logits`, float32.
+    """Makes the initial weights for `head_logits`, float32.
 
-    Features have length 1, so standard normal weights give hidden units of variance 1.
+    Features have length 1, so standard normal weights give hidden units a variance of 1.
     """
     if not hidden:
         return {"w": np.zeros(width, np.float32), "b": np.float32(0)}

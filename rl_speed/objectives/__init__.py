@@ -1,7 +1,7 @@
-"""Training objectives from rewards: advantages, losses, divergences, reward shaping.
+"""Training objectives: advantages, losses, KL estimators and reward shaping.
 
 Pure, jittable functions on flat arrays (`[R]` samples, `[R, T]` tokens) with group ids. Imports
-only JAX and numpy.
+only JAX and NumPy.
 """
 
 from rl_speed.objectives.advantages import (

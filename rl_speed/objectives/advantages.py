@@ -3,21 +3,22 @@
 Every function takes flat arrays and returns f32[R]:
 
   rewards    f32[R]  one scalar per sample (any real or boolean dtype)
-  group_ids  i32[R]  in [0, num_groups); anything else (by convention -1)
-                     marks a padding row: its advantage is 0, it is left out of
-                     every mean, and its reward is ignored (NaN too)
-  num_groups int     static; groups may have any size, zero included
+  group_ids  i32[R]  in [0, num_groups); any other value (by convention -1)
+                     marks a padding row: its advantage is 0 and its reward,
+                     also NaN, enters no mean
+  num_groups int     static; groups may have any size, also zero
 
-Groups need not be contiguous or sorted. With an in-group baseline (`rloo`, `grpo`, `dr_grpo`,
-`reinforce_pp(baseline=True)`) a group of one or of equal rewards gets exactly 0, with no NaN in
-value or gradient even at eps=0. For `reinforce` and `reinforce_pp()` that holds for the batch.
+The rows of a group may be anywhere in the arrays. With an in-group baseline (`rloo`, `grpo`,
+`dr_grpo`, `reinforce_pp(baseline=True)`) a group of equal rewards, or of one sample, gets exactly
+0, with no NaN in value or gradient even at eps=0. For `reinforce` and `reinforce_pp()` the same
+holds for a batch.
 
-The float32 mean of three rewards of 0.1 is not 0.1, and dividing that rounding error by a std of
-about zero would give an advantage of order 1. Rewards are therefore first reduced by their
-group's minimum, which changes no advantage and makes a constant group exactly zero.
+Each group's minimum is first subtracted from its rewards. This changes no advantage, and makes the
+rewards of a constant group exactly zero. Otherwise the rounding error of the mean (in float32, the
+mean of three rewards of 0.1 is not 0.1), divided by a std near zero, could be of order 1.
 
-Per-group sums are masked reductions over [R, G] (XLA fuses them and stores no array of that
-shape). They are not scatter-adds, whose order of addition on a GPU differs between runs.
+Sums per group are masked reductions over [R, G], which XLA fuses without storing an array of that
+shape. Scatter-adds would add in another order in each run on a GPU.
 """
 
 import functools
@@ -29,13 +30,13 @@ import jax.numpy as jnp
 
 
 class GroupStatistics(NamedTuple):
-    """Per-group statistics of the rewards, each of shape [num_groups].
+    """Statistics of the rewards of each group, each of shape [num_groups].
 
-    count    i32  rows in the group (padding excluded)
+    count    i32  rows of the group, without padding
     mean     f32  0 for an empty group
     std      f32  sample standard deviation (ddof 1), 0 where count < 2
-    constant bool every reward equal; True for empty and singleton groups, so
-                  `~constant` is "this group carries signal" (DAPO's filter)
+    constant bool True if all rewards are equal, also for groups of no or one
+                  row; DAPO's filter keeps the groups with `~constant`
     """
 
     count: jax.Array
@@ -45,7 +46,7 @@ class GroupStatistics(NamedTuple):
 
 
 class _Grouped(NamedTuple):
-    """Rewards minus their group's minimum, and sums by group."""
+    """Rewards minus the minimum of their group, and helpers to sum by group."""
 
     valid_R: jax.Array
     members_RxG: jax.Array
@@ -76,8 +77,7 @@ def _grouped(rewards, group_ids, num_groups) -> _Grouped:
     members_RxG = group_ids[:, None] == jnp.arange(num_groups)
     count_G = jnp.sum(members_RxG, axis=0, dtype=jnp.int32)
     low_G = jnp.min(jnp.where(members_RxG, rewards[:, None], jnp.inf), axis=0, initial=jnp.inf)
-    # The minimum is only a reference point that cancels in every advantage, so it needs no
-    # gradient.
+    # The minimum cancels in every advantage, so it needs no gradient.
     low_G = jax.lax.stop_gradient(jnp.where(count_G > 0, low_G, 0.0))
     index_R = jnp.clip(group_ids, 0, num_groups - 1)
     spread_R = jnp.where(valid_R, rewards - low_G[index_R], 0.0)
@@ -97,7 +97,7 @@ def _sqrt(x):
 
 
 def _centred(groups: _Grouped):
-    """Rewards minus their group's mean [R], and that mean above the minimum [G]."""
+    """Returns (rewards - group mean [R], group mean - group minimum [G])."""
     mean_G = _divide(groups.sum(groups.spread_R), groups.count_G.astype(jnp.float32))
     centred_R = jnp.where(groups.valid_R, groups.spread_R - groups.of_row(mean_G), 0.0)
     return centred_R, mean_G
@@ -110,10 +110,10 @@ def _std(groups: _Grouped, centred_R):
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def group_statistics(rewards, group_ids, num_groups: int) -> GroupStatistics:
-    """Count, mean, sample std and constancy of each group's rewards."""
+    """Computes count, mean, sample std and `constant` of each group's rewards."""
     groups = _grouped(rewards, group_ids, num_groups)
     centred_R, mean_G = _centred(groups)
-    # Exact: rewards - minimum is zero only if they are equal.
+    # Exact: reward - minimum is zero only if they are equal.
     constant_G = ~jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
     return GroupStatistics(
         groups.count_G, groups.low_G + mean_G, _std(groups, centred_R), constant_G
@@ -122,9 +122,9 @@ def group_statistics(rewards, group_ids, num_groups: int) -> GroupStatistics:
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def rloo(rewards, group_ids, num_groups: int) -> jax.Array:
-    """Leave-one-out: r_i minus the mean of the group's other rewards, f32[R].
+    """Leave-one-out advantage: r_i - the mean of the group's other rewards, f32[R].
 
-    Equals n/(n-1) times `dr_grpo`; the policy gradient it gives is unbiased.
+    It equals n/(n-1) times `dr_grpo`, and its policy gradient is unbiased.
     Source: Ahmadian et al. 2024 (arXiv 2402.14740).
     """
     groups = _grouped(rewards, group_ids, num_groups)
@@ -148,9 +148,9 @@ def grpo(rewards, group_ids, num_groups: int, eps=1e-6) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def ngrpo(rewards, group_ids, num_groups: int, eps=1e-6, best=1.0) -> jax.Array:
-    """`grpo` whose groups have one more reward in mean and std: `best`, the highest there is.
+    """`grpo` with one more reward per group in mean and std: `best`, the highest possible reward.
 
-    So a group of wrong samples alone has negative advantages; one of right samples alone has 0.
+    A group with only wrong samples then has negative advantages; with only correct samples, 0.
     Source: NGRPO (Nan et al. 2025).
     """
     groups = _grouped(rewards, group_ids, num_groups)
@@ -172,8 +172,7 @@ def dr_grpo(rewards, group_ids, num_groups: int) -> jax.Array:
 def reinforce(rewards, group_ids, num_groups: int) -> jax.Array:
     """r - batch mean over the rows that are not padding, f32[R].
 
-    Groups only mark padding: with one sample per prompt, the usual setting, every group is a
-    singleton and still learns.
+    Group ids only mark padding, so groups of one sample, the usual setting, also learn.
     """
     group_ids = jnp.asarray(group_ids)
     valid_R = (group_ids >= 0) & (group_ids < num_groups)
@@ -186,22 +185,21 @@ def reinforce_pp(
 ) -> jax.Array:
     """REINFORCE++: advantages whitened over all valid tokens of the batch, f32[R].
 
-    (a - mean) / (std + eps), with the population std (ddof 0), as released (OpenRLHF). Every token
-    carries its sample's advantage, so these are statistics of samples weighted by `lengths`.
+    (a - mean) / (std + eps), with the population std (ddof 0), as released (OpenRLHF). All tokens
+    of a sample have its advantage, so mean and std are over samples weighted by `lengths`.
 
     Args:
-      lengths: valid (unmasked) tokens of each row [R]; None counts every row once.
-      baseline: first subtract the group's mean ("REINFORCE++-baseline"). Constant groups then stay
-        exactly 0, but count in the statistics. (Released code gives them -mean/std, an artefact of
-        different lengths of correct and wrong samples.)
-      eps: added to the std; 0 is safe.
+      lengths: [R], valid (unmasked) tokens of each row; None: every row counts once.
+      baseline: subtract the group's mean first ("REINFORCE++-baseline"). Constant groups then get
+        exactly 0, but count in the statistics. (Released code gives them -mean/std.)
+      eps: added to the std; 0 is allowed.
 
     Source: Hu et al. (arXiv 2501.03262).
     """
     groups = _grouped(rewards, group_ids, num_groups)
     if baseline:
         raw_R, _ = _centred(groups)
-        # Zero spread in a group also covers singletons.
+        # False for groups of one row, too.
         signal_G = jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
         keep_R = groups.valid_R & groups.of_row(signal_G)
     else:
@@ -217,7 +215,7 @@ def reinforce_pp(
             )
         weight_R = jnp.where(groups.valid_R, lengths.astype(jnp.float32), 0.0)
     counted_R = weight_R > 0
-    # Minus the smallest counted value, for the reason in the module docstring.
+    # Subtracts the smallest counted value, for the reason in the module docstring.
     low = jnp.min(jnp.where(counted_R, raw_R, jnp.inf), initial=jnp.inf)
     low = jax.lax.stop_gradient(jnp.where(jnp.any(counted_R), low, 0.0))
     spread_R = jnp.where(groups.valid_R, raw_R - low, 0.0)
@@ -244,9 +242,9 @@ ADVANTAGES: dict[str, AdvantageFn] = {
 
 
 def check_advantage(advantage: AdvantageFn) -> None:
-    """Tries an advantage on six samples of two groups, without computing anything.
+    """Traces an advantage function on six samples of two groups, without computing anything.
 
-    Raises ValueError: it does not take the arguments of `AdvantageFn`, or does not return an f32
+    Raises ValueError: it does not accept the arguments of `AdvantageFn`, or does not return a float
     for each sample.
     """
 
@@ -262,8 +260,10 @@ def check_advantage(advantage: AdvantageFn) -> None:
         )
     except Exception as error:  # a function of the user's own may raise anything
         raise ValueError(
-            "called with (rewards f32[6], group_ids i32[6], num_groups=2, lengths i32[6]), it "
-            f"raised {type(error).__name__}: {error}"
+            "called with (rewards f32[6], group_ids i32[6], num_groups=2, lengths i32[6]), the "
+            f"function raised {type(error).__name__}: {error}"
         ) from error
     if getattr(got, "shape", None) != (6,) or not jnp.issubdtype(got.dtype, jnp.floating):
-        raise ValueError(f"an advantage returns f32[6] for six samples; this one returned {got}")
+        raise ValueError(
+            f"an advantage function must return f32[6] for six samples; this one returned {got}"
+        )

@@ -1,7 +1,8 @@
-"""The policy loss of a batch: the loss per token, weighted so that micro-batches and shards add up.
+"""The policy loss of a batch: a weighted sum over tokens, which micro-batches and shards add up to.
 
-Every loss here is sum(weights * per_token). `token_weights` computes the weights, with all means,
-once on the global batch. Micro-batches and shards slice them, so their losses and gradients add up.
+Every loss here is sum(weights * per_token). `token_weights` computes the weights once on the global
+batch; they contain all divisors of the means. Micro-batches and shards use slices of them, so their
+losses and gradients add up to those of the batch.
 """
 
 import jax
@@ -43,7 +44,7 @@ def token_weights(
     num_tokens=None,
     num_sequences=None,
 ) -> jax.Array:
-    """Weights [R, T] such that loss = sum(weights * per_token).
+    """Computes weights f32[R, T] such that loss = sum(weights * per_token).
 
       token_mean            1 / tokens of the batch (DAPO)
       seq_mean_token_mean   1 / (sequences * tokens of the row) (GRPO)
@@ -52,25 +53,25 @@ def token_weights(
       micro_token_mean      1 / (micro-batches * tokens of the micro-batch) (verl's "token-mean",
                             which it computes for each micro-batch)
 
-    Micro-batches of "micro_token_mean" are `micro_rows` successive rows of the batch each, the last
-    one the rest; rows without a token are skipped. They are part of the loss, and say nothing about
-    how it is computed. The order of the rows matters here alone.
+    A micro-batch of "micro_token_mean" is `micro_rows` successive rows of the batch, without rows
+    that have no trained token; the last one may be smaller. It defines the loss, not how the loss
+    is computed. Only for this aggregation does the order of the rows matter.
 
     Args:
-      mask: [R, T], True at the tokens that are trained on, of the *global* batch. Rows with none
-        get weight 0 and do not count as sequences.
-      constant: the divisor of token_sum_constant; only allowed there.
+      mask: [R, T], True at the trained tokens of the *global* batch. Rows without such tokens get
+        weight 0 and do not count as sequences.
+      constant: divisor for token_sum_constant, and only for it.
       micro_rows: rows of a micro-batch.
-      lengths: [R], tokens of a row in place of its unmasked ones, such as prefix + suffix if the
-        prefix is masked (RPO). Changes only denominators.
-      num_tokens, num_sequences: global counts to divide by instead of this mask's, if the global
-        batch is in several arrays. Not for micro_token_mean.
+      lengths: [R], tokens of each row to divide by, instead of its unmasked ones, such as prefix +
+        suffix if the prefix is masked (RPO).
+      num_tokens, num_sequences: counts of the global batch to divide by, instead of those of
+        `mask`, if the batch is in several arrays. Not for micro_token_mean.
 
     Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
 
     Raises:
-      ValueError: unknown aggregation, a constant missing, misplaced or not positive, or
-        micro_rows not positive.
+      ValueError: the aggregation is unknown; the constant is missing, not allowed or not positive;
+        or micro_rows is not positive.
 
     Source: token means: DAPO (arXiv 2503.14476), section 3.3; means of samples: DeepSeekMath (arXiv
     2402.03300); a constant: Dr. GRPO (arXiv 2503.20783).
@@ -79,15 +80,15 @@ def token_weights(
     counted = num_tokens is not None or num_sequences is not None
     if aggregation == "micro_token_mean" and counted:
         raise ValueError(
-            "num_tokens and num_sequences are not for aggregation='micro_token_mean': its "
-            "micro-batches are of the rows of one array."
+            "num_tokens and num_sequences are not for aggregation='micro_token_mean', whose "
+            "micro-batches are rows of one array: pass the whole batch, and leave both at None."
         )
     if micro_rows < 1:
         raise ValueError(f"micro_rows must be positive, got {micro_rows!r}.")
     if (aggregation == "token_sum_constant") != (constant is not None):
         raise ValueError(
-            "constant belongs to aggregation='token_sum_constant' and to no other: got "
-            f"aggregation={aggregation!r}, constant={constant!r}. Dr. GRPO uses "
+            "aggregation='token_sum_constant' needs a constant, and other aggregations need "
+            f"constant=None; got aggregation={aggregation!r}, constant={constant!r}. Dr. GRPO uses "
             "rows * maximum response length."
         )
     if isinstance(constant, (int, float)) and constant <= 0:
@@ -115,7 +116,7 @@ def token_weights(
 
 
 def _micro_divisor(length_R, nonempty_R, micro_rows) -> jax.Array:
-    """Micro-batches times the tokens of a row's own one, f32[R]; undefined for empty rows."""
+    """Micro-batches * tokens of the row's micro-batch, f32[R]; undefined for empty rows."""
     micro_R = (jnp.cumsum(nonempty_R, dtype=jnp.int32) - 1) // micro_rows
     tokens_M = jnp.zeros_like(length_R).at[micro_R].add(length_R)
     return tokens_M[micro_R].astype(jnp.float32) * (jnp.max(micro_R) + 1)
@@ -143,58 +144,60 @@ def policy_loss(
     entropy_coef=0.0,
     **settings,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Policy-gradient loss on sampled tokens, and its metrics.
+    """Computes the policy-gradient loss on sampled tokens, and its metrics.
 
-    The loss per token is a function of `LOSSES`, which have the formulas, or one like them, of the
-    advantage A, log pi = logprobs and the ratio r = exp(clamp(log pi - log anchor)). Gradients flow
-    through log pi (and `entropy`) only. At log pi = log anchor "pg", "ppo" and "tis" have exactly
-    the gradient of -A log pi, also with clip bounds of 0.
+    `loss` computes the loss of each token (formulas in losses.py) from the advantage A, log pi =
+    logprobs and the ratio r = exp(clamp(log pi - log anchor)). Gradients flow only through log pi
+    and `entropy`. At log pi = log anchor, "pg", "ppo" and "tis" have exactly the gradient of
+    -A log pi, also with clip bounds of 0.
 
-    Stale samples. `behaviour_logprobs` are of the policy that sampled, and the anchor unless
-    `old_logprobs` are given: those of the policy just before the update, recomputed by the trainer.
-    With these the anchor is old_logprobs, and
-      correction "behaviour"   multiplies a token's loss by min(exp(log old - log behaviour),
-                               truncation), which also absorbs the difference between the
-                               sampler's and the trainer's numerics
-      correction "recompute"   counts stale data as on-policy (as SPEED released)
+    Stale samples: `behaviour_logprobs` are those of the policy that sampled. They are the anchor,
+    unless `old_logprobs` are given: log-probs under the policy just before the update, recomputed
+    by the trainer. Then old_logprobs are the anchor, and
+      correction "behaviour"   multiplies the loss of a token by min(exp(log old - log behaviour),
+                               truncation), which also corrects differences between the numerics
+                               of sampler and trainer
+      correction "recompute"   counts stale data as on-policy (as in SPEED's released code)
 
     The KL to `ref_logprobs` and the entropy bonus are then added per token:
     + kl_coef * kl(log pi, log ref) - entropy_coef * entropy.
 
     Args:
-      logprobs, behaviour_logprobs: f32[R, T], of one temperature, unless `old_logprobs` are the
-        anchor and nothing else is compared with the latter (correction "recompute").
-      advantages: f32[R], or f32[R, T] for token-level ones; constants.
-      mask: [R, T], True at the tokens that are trained on. Values elsewhere, NaN
-        included, change nothing and get gradient 0.
-      weights: f32[R, T] from `token_weights` on the global batch, sliced like the rest; None: from
-        aggregation, constant and micro_rows, if this is the whole batch.
+      logprobs, behaviour_logprobs: f32[R, T], of one temperature; with correction "recompute",
+        behaviour_logprobs may have another, if the loss does not use them: only metrics then mix
+        the two.
+      advantages: f32[R], or f32[R, T] per token; no gradient flows through them.
+      mask: [R, T], True at the trained tokens. Values elsewhere, also NaN, change nothing and get
+        gradient 0.
+      weights: f32[R, T] from `token_weights` on the global batch, sliced like the other arrays;
+        None: computed from aggregation, constant and micro_rows, if this is the whole batch.
       loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
-      truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
-        bounds every log-ratio before exp; beyond it the gradient is 0.
+      truncation: largest weight of the correction, and of "tis". log_ratio_clamp: in nats, bounds
+        every log-ratio before exp; beyond it the gradient is 0.
       settings: numbers of a loss given by its word, such as clip_low. Numbers of other losses in
-        `LOSSES` are ignored, so that one set of settings serves all.
-      ref_logprobs, entropy: f32[R, T] or None; the entropy of the policy per token, in nats.
+        `LOSSES` are ignored.
+      ref_logprobs: f32[R, T] or None. entropy: f32[R, T] or None, of the policy at each token, in
+        nats.
       kl_coef, entropy_coef: numbers, or traced scalars for schedules.
 
     Returns:
       loss: f32 scalar, to minimise.
-      metrics: dict of f32 scalars that accumulate over micro-batches (`merge_metrics`), with zeros
-        as identity; `summarise_metrics` turns them into the means to log.
-          "loss/..."  total, policy, kl, entropy, with weights and coefficients: policy + kl +
-                      entropy = total.
+      metrics: dict of f32 scalars to accumulate over micro-batches with `merge_metrics`; zeros are
+        the identity. `summarise_metrics` turns them into the means to log.
+          "loss/..."  total, policy, kl and entropy, with weights and coefficients; total = policy +
+                      kl + entropy.
           "sum/..."   sums over unmasked tokens: ratio; clip_low, clip_high, clip_dual and
-                      weight_truncated (cut at that bound), 0 for a loss without it; further
+                      weight_truncated (1 where that bound applies, 0 for a loss without it); other
                       metrics of the loss by name; correction (the weight of stale tokens, else
-                      1), kl_behaviour (k3 estimate of KL(behaviour || pi)), behaviour_gap
-                      (|log pi - log behaviour|, nats) and behaviour_gap_exp (its exponential),
+                      1); kl_behaviour (k3 estimate of KL(behaviour || pi)); behaviour_gap
+                      (|log pi - log behaviour|, nats) and behaviour_gap_exp (its exponential);
                       kl_ref and entropy if given. Also tokens, and sequences (rows with a token).
           "max/..."   behaviour_gap.
 
     Raises:
-      ValueError: unknown option, mismatched shapes, a coefficient without its
-        input, or a bound out of range.
-      TypeError: a setting of no known loss.
+      ValueError: an option is unknown, shapes do not fit, a coefficient has no input, or a bound is
+        out of range.
+      TypeError: a setting belongs to no known loss.
     """
     loss = _checked_loss(loss, {"truncation": truncation, **settings})
     _choose("correction", correction, CORRECTIONS)
@@ -211,11 +214,11 @@ def policy_loss(
     }
     advantages = _checked_arrays(mask, advantages, arrays)
     if correction == "recompute" and old_logprobs is None:
-        raise ValueError("correction='recompute' needs old_logprobs.")
+        raise ValueError("correction='recompute' needs old_logprobs, which are None.")
     if ref_logprobs is None and not is_zero(kl_coef):
-        raise ValueError("kl_coef is set but ref_logprobs is missing.")
+        raise ValueError("kl_coef is set, so ref_logprobs is needed; it is None.")
     if entropy is None and not is_zero(entropy_coef):
-        raise ValueError("entropy_coef is set but entropy is missing.")
+        raise ValueError("entropy_coef is set, so entropy is needed; it is None.")
 
     def masked(x):
         return jnp.where(mask, jnp.asarray(x).astype(jnp.float32), 0.0)
@@ -264,7 +267,7 @@ def policy_loss(
 def _token_metrics(
     tokens: Tokens, of_loss: dict[str, jax.Array], truncated, correction
 ) -> dict[str, jax.Array]:
-    """Metrics to sum over tokens, [R, T] each; 0 if a loss has none."""
+    """Metrics to sum over tokens, [R, T] each; 0 for those that the loss does not return."""
     nothing = jnp.zeros_like(tokens.mask)
     gap_RxT = jnp.abs(tokens.logprobs - tokens.behaviour)
     return {
@@ -287,12 +290,15 @@ def _checked_loss(loss: str | LossFn, settings: dict) -> LossFn:
         _choose("loss", loss, tuple(LOSSES))
         return loss_named(loss, settings)
     if unknown := set(settings) - {"truncation"}:
-        raise TypeError(f"{', '.join(sorted(unknown))}: a loss that is given has its own numbers")
+        raise TypeError(
+            f"{', '.join(sorted(unknown))}: not allowed when `loss` is an object; set its numbers "
+            "when you make it, or give the loss by its word"
+        )
     return loss
 
 
 def _checked_arrays(mask, advantages, arrays) -> jax.Array:
-    """The advantages as [R, 1] or [R, T]."""
+    """Checks shapes, and returns the advantages as [R, 1] or [R, T]."""
     if mask.ndim != 2:
         raise ValueError(f"mask must be [R, T]; got shape {mask.shape}.")
     for name, array in arrays.items():

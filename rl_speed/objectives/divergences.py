@@ -6,7 +6,7 @@ KL_KINDS = ("k1", "k2", "k3")
 
 
 def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
-    """Estimates KL(pi || ref) per token, where tokens were sampled from pi.
+    """Estimates KL(pi || ref) of each token; the tokens must be sampled from pi.
 
     With d = log pi - log ref (Schulman, "Approximating KL
     divergence"):
@@ -18,9 +18,9 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
     the *loss* k1 has expected gradient zero (useless as a penalty), k2 has exactly the gradient of
     KL(pi || ref), and k3, GRPO's choice, that of KL(ref || pi).
 
-    Log-probs are of the same tokens, of any one shape, as is the result; gradients flow through
-    both. `clamp`, in nats, bounds the exponent of k3: below d = -clamp k3 is constant, so that one
-    token on which the policies disagree cannot overflow. Raises ValueError for another kind.
+    Both log-probs and the result have one shape, any; gradients flow through both log-probs.
+    `clamp`, in nats, bounds d of k3 from below, so that a token on which the policies disagree
+    cannot overflow. Raises ValueError for an unknown kind.
     """
     if kind not in KL_KINDS:
         raise ValueError(f"Unknown KL kind {kind!r}; choose one of {KL_KINDS}.")
@@ -29,12 +29,12 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
         return d
     if kind == "k2":
         return 0.5 * jnp.square(d)
-    # Near d = 0, where training starts, e^-d + d - 1 cancels to d^2/2: below d = 1e-3 float32 would
-    # return noise of either sign. The series is exact to rounding inside |d| < 0.1.
+    # Near d = 0, where training starts, e^-d + d - 1 is about d^2/2, and computed directly in
+    # float32 it is noise below d = 1e-3. The series is exact to rounding for |d| < 0.1.
     small = jnp.abs(d) < 0.1
     x = jnp.where(small, d, 0.0)
     series = jnp.square(x) * (1 / 2 - x * (1 / 6 - x * (1 / 24 - x * (1 / 120 - x * (1 / 720)))))
-    # Bounds d as a whole: bounding only the exponent would leave +d, whose gradient pushes a
+    # Bounds d in both terms. If only the exponent were bounded, the gradient of +d would push a
     # log-prob that is already too low further down.
     y = jnp.where(small, 1.0, jnp.maximum(d, -clamp))
     return jnp.where(small, series, jnp.expm1(-y) + y)

@@ -1,13 +1,13 @@
-"""Metrics of a loss that add up over micro-batches."""
+"""Metrics of a loss that can be added up over micro-batches."""
 
 import jax
 import jax.numpy as jnp
 
 
 def merge_metrics(first, *others):
-    """Combines `policy_loss` metrics of micro-batches: "max/" by maximum, else sum.
+    """Combines `policy_loss` metrics of micro-batches: "max/" entries by maximum, others by sum.
 
-    Associative, with all-zero metrics as identity. Raises ValueError if entries differ.
+    Associative; all-zero metrics are the identity. Raises ValueError if the names differ.
     """
     for other in others:
         if other.keys() != first.keys():
@@ -25,7 +25,9 @@ def merge_metrics(first, *others):
 
 
 def reduce_metrics(metrics, axes):
-    """`merge_metrics` over all devices along mesh axes, inside `jax.shard_map`."""
+    """Combines metrics like `merge_metrics`, over all devices along mesh axes, inside
+    `jax.shard_map`.
+    """
     return {
         name: (jax.lax.pmax if name.startswith("max/") else jax.lax.psum)(value, axes)
         for name, value in metrics.items()
@@ -33,11 +35,11 @@ def reduce_metrics(metrics, axes):
 
 
 def summarise_metrics(metrics):
-    """Turns accumulated `policy_loss` metrics into the values to log.
+    """Turns accumulated `policy_loss` metrics into the scalars to log.
 
-    Returns a dict of scalars: loss, loss_policy, loss_kl, loss_entropy (as
-    accumulated), tokens and sequences (counts), `<name>_max`, and every other
-    "sum/" entry as its mean per unmasked token (0 if there was none).
+    Returns: loss, loss_policy, loss_kl and loss_entropy as accumulated; the counts tokens and
+    sequences; `<name>_max`; and every other "sum/" entry as its mean per unmasked token (0 without
+    tokens).
     """
     tokens = jnp.maximum(metrics["sum/tokens"], 1.0)
     out = {}

@@ -1,4 +1,4 @@
-"""Losses per token. Each is a function of its tokens; a frozen dataclass where it has numbers:
+"""Losses per token. A loss is a function of `Tokens`; a loss with numbers is a frozen dataclass:
 
     @dataclasses.dataclass(frozen=True)
     class Tis:
@@ -8,7 +8,7 @@
             weight = jax.lax.stop_gradient(jnp.minimum(tokens.ratio, self.truncation))
             return -tokens.advantages * weight * tokens.logprobs, {}
 
-`policy_loss` (batch_loss.py) does the rest: masks, weights, stale samples, KL, entropy, metrics.
+`policy_loss` (batch_loss.py) adds masks, weights, stale samples, KL, entropy and metrics.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Metrics of `policy_loss` itself: no loss may log them.
+# Names of metrics that `policy_loss` itself logs; a loss may not use them.
 OWN_SUMS = frozenset(
     "tokens sequences ratio correction kl_behaviour behaviour_gap behaviour_gap_exp kl_ref "
     "entropy".split()
@@ -26,15 +26,16 @@ OWN_SUMS = frozenset(
 
 
 class Tokens(NamedTuple):
-    """Input of a loss for the tokens that are trained on; 0 at all others.
+    """Input of a loss. Values are 0 at tokens that are not trained on.
 
     Attributes:
       logprobs: f32[R, T], log pi, the only input with a gradient.
-      anchor: f32[R, T], log-probs that ratios are taken against (see `policy_loss`).
+      anchor: f32[R, T], log-probs in the denominator of ratios (see `policy_loss`).
       behaviour: f32[R, T], log-probs of the policy that sampled.
-      advantages: f32[R, T], or [R, 1] if all tokens of a row have the same one.
-      mask: bool[R, T]. Rows are whole: a sum over axis 1 is over the sample.
-      log_ratio_clamp: nats, bounds every log-ratio before exp.
+      advantages: f32[R, T], or f32[R, 1] if all tokens of a row have the same advantage.
+      mask: bool[R, T], True at trained tokens. A row holds a whole sample, so a sum over axis 1 is
+        over the sample.
+      log_ratio_clamp: in nats, bounds every log-ratio before exp.
     """
 
     logprobs: jax.Array
@@ -51,16 +52,14 @@ class Tokens(NamedTuple):
 
     @property
     def sequence_ratio(self) -> jax.Array:
-        """The geometric mean of a row's ratios, f32[R, 1]: (pi / anchor)^(1 / tokens) of the
-        sample.
-        """
+        """Geometric mean of the ratios of each row's trained tokens, f32[R, 1]."""
         length_R = jnp.maximum(jnp.sum(self.mask, axis=1, keepdims=True, dtype=jnp.float32), 1.0)
         log_ratio_R = jnp.sum(self.logprobs - self.anchor, axis=1, keepdims=True) / length_R
         return jnp.exp(jnp.clip(log_ratio_R, -self.log_ratio_clamp, self.log_ratio_clamp))
 
 
-# tokens -> (loss per token f32[R, T], {name: [R, T], logged as mean over tokens}); [R, 1] applies
-# to all tokens of a row.
+# tokens -> (loss per token f32[R, T], {name: [R, T], logged as mean over tokens}). A result may be
+# [R, 1]: one value for all tokens of a row.
 LossFn = Callable[[Tokens], tuple[jax.Array, dict[str, jax.Array]]]
 
 
@@ -74,7 +73,7 @@ class Pg:
 
 @dataclasses.dataclass(frozen=True)
 class _Clipped:
-    """A loss that keeps ratios within [1 - clip_low, 1 + clip_high]."""
+    """Base of the losses that clip ratios to [1 - clip_low, 1 + clip_high]."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -88,8 +87,8 @@ class _Clipped:
 
 @dataclasses.dataclass(frozen=True)
 class Ppo(_Clipped):
-    """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1, if A < 0 also
-    -max(that min, A c).
+    """PPO's clipped loss: -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)). With dual_clip = c > 1
+    and A < 0, it is -max(that min, A c).
 
     Source: clip-higher: DAPO (arXiv 2503.14476); dual clip: Ye et al. (arXiv
     1912.09729).
@@ -117,7 +116,7 @@ class Ppo(_Clipped):
 
 @dataclasses.dataclass(frozen=True)
 class Tis:
-    """-A min(r, truncation) log pi, no gradient through r: truncated importance sampling."""
+    """Truncated importance sampling: -A min(r, truncation) log pi, with no gradient through r."""
 
     truncation: float = 2.0  # largest importance weight
 
@@ -131,11 +130,10 @@ class Tis:
 
 @dataclasses.dataclass(frozen=True)
 class Gspo(_Clipped):
-    """PPO's minimum for whole samples: the ratio is the geometric mean over the sample, clipped
-    once.
+    """GSPO: PPO's clipped loss with one ratio per sample, the geometric mean of its token ratios.
 
-    Source: Zheng et al. (arXiv 2507.18071), equations 5 to 7, with "seq_mean_token_mean"; its
-    bounds are the defaults.
+    Source: Zheng et al. (arXiv 2507.18071), equations 5 to 7, with aggregation
+    "seq_mean_token_mean". The default bounds are the paper's.
     """
 
     clip_low: float = 3e-4
@@ -150,8 +148,8 @@ class Gspo(_Clipped):
 
 @dataclasses.dataclass(frozen=True)
 class Cispo(_Clipped):
-    """-A clip(r, 1 - clip_low, 1 + clip_high) log pi, no gradient through the clipped weight: every
-    token keeps a gradient.
+    """CISPO: -A clip(r, 1 - clip_low, 1 + clip_high) log pi, with no gradient through the clipped
+    weight, so clipped tokens keep a gradient.
 
     Source: MiniMax-M1 (arXiv 2506.13585), which bounds only from above: clip_low = 1.
     """
@@ -165,7 +163,7 @@ class Cispo(_Clipped):
         return -tokens.advantages * weight_RxT * tokens.logprobs, held
 
 
-# Losses by the word that settings call them.
+# Losses by their word in settings.
 LOSSES: dict[str, Callable[..., LossFn]] = {
     "pg": Pg,
     "ppo": Ppo,
@@ -176,9 +174,9 @@ LOSSES: dict[str, Callable[..., LossFn]] = {
 
 
 def loss_named(word: str, settings: Mapping[str, Any] = {}) -> LossFn:
-    """The loss of `LOSSES` with those of the numbers that it takes.
+    """Makes the loss `word` of `LOSSES`, with those of `settings` that it takes.
 
-    Raises TypeError: a number that no loss of `LOSSES` takes.
+    Raises TypeError: no loss of `LOSSES` takes one of the settings.
     """
     takes = _numbers(LOSSES[word])
     if unknown := set(settings).difference(*map(_numbers, LOSSES.values())):
@@ -196,11 +194,11 @@ def _numbers(loss: Any) -> list[str]:
 def clip_where_ppo_does(
     ratio, advantages, clip_low, clip_high
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """(the ratio, replaced by a bound if PPO's minimum takes the clipped side; masks of ratios at
-    the low and at the high bound).
+    """Clips ratios where PPO's minimum takes the clipped term. Returns (clipped ratios, {"clip_low"
+    and "clip_high": masks of the ratios clipped at that bound}).
 
-    Uses explicit conditions, because min, max and clip halve the gradient at ties, where every
-    first step starts.
+    Uses conditions, because min, max and clip halve the gradient at ties, which a first optimizer
+    step has everywhere.
     """
     low = (advantages < 0) & (ratio < 1.0 - clip_low)
     high = (advantages > 0) & (ratio > 1.0 + clip_high)
@@ -210,9 +208,10 @@ def clip_where_ppo_does(
 
 
 def check_loss(loss: LossFn) -> None:
-    """Tries a loss on a batch of two rows of three tokens, without computing anything.
+    """Traces a loss on two rows of three tokens, without computing anything.
 
-    Raises ValueError: it does not take tokens alone, or its result is not ([R, T], {name: [R, T]}).
+    Raises ValueError: it does not accept one argument, `Tokens`, or its result is not ([R, T],
+    {name: [R, T]}).
     """
     number = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     tokens = Tokens(number, number, number, number, jax.ShapeDtypeStruct((2, 3), jnp.bool_))
@@ -222,28 +221,30 @@ def check_loss(loss: LossFn) -> None:
         raise
     except Exception as error:  # a function of the user's own may raise anything
         raise ValueError(
-            f"called with tokens of shape (2, 3), it raised {type(error).__name__}: {error}"
+            f"called with Tokens of shape (2, 3), the loss raised {type(error).__name__}: {error}"
         ) from error
 
 
 def call_loss(loss: LossFn, tokens: Tokens):
-    """Calls the loss, and checks its results."""
+    """Calls the loss, checks its results, and broadcasts them to [R, T]."""
     shape = tokens.mask.shape
     found = loss(tokens)
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
         raise ValueError(
-            "a loss returns (loss per token [R, T], {name: [R, T], to be logged}), and "
-            "this one something else."
+            "a loss must return a tuple (loss per token [R, T], {name: [R, T] to log}); this one "
+            "returned something else."
         )
     per_token, logged = found
     for name, array in {"the loss per token": per_token, **logged}.items():
         if jnp.shape(array) not in (shape, (shape[0], 1)):
             raise ValueError(
-                f"a loss of tokens of shape {shape} returned {name} of shape {jnp.shape(array)}."
+                f"for tokens of shape {shape} the loss returned {name} of shape "
+                f"{jnp.shape(array)}; it must be {shape} or {(shape[0], 1)}."
             )
     if taken := set(logged) & OWN_SUMS:
         raise ValueError(
-            f"a loss logs {', '.join(sorted(taken))}, which is a metric of every loss already."
+            f"the loss logs {', '.join(sorted(taken))}, but every loss already has metrics of "
+            "these names: rename them."
         )
 
     def whole(x):
@@ -253,10 +254,12 @@ def call_loss(loss: LossFn, tokens: Tokens):
 
 
 def ratio_of(log_numerator, log_denominator, log_ratio_clamp):
-    """exp of the difference, clamped to log_ratio_clamp nats."""
+    """Returns exp(log_numerator - log_denominator), with the difference clamped to +-
+    log_ratio_clamp nats.
+    """
     return jnp.exp(jnp.clip(log_numerator - log_denominator, -log_ratio_clamp, log_ratio_clamp))
 
 
 def is_zero(coefficient) -> bool:
-    """Whether the coefficient is 0. A traced one counts as set."""
+    """Returns whether the coefficient is the number 0. A traced coefficient counts as not 0."""
     return isinstance(coefficient, (int, float)) and coefficient == 0

@@ -1,13 +1,14 @@
-"""Reinforce-Ada's pools: statistics of all samples of a prompt, and advantages of the trained ones.
+"""Reinforce-Ada's pools: statistics of all samples of a prompt, and advantages of the samples that
+are trained on.
 
-Arrays are flat, as in `objectives.advantages`; all rows of a group are its pool. `correct`,
-bool[R], gives the class. Padding rows are never kept and get advantage 0, whatever their values.
+Arrays are flat, as in `objectives.advantages`. The pool of a prompt is all rows of its group, and
+`correct`, bool[R], gives the class of a row. Padding rows are never kept and get advantage 0,
+whatever their values.
 
-
-A pool of c rows keeps min(c, n); a constant pool (also of one row) gets exactly 0 from every
-variant, with no NaN. The expected sum over a group's rows, divided by n, is
-`theory.sequential_weight` times grad p (tested by enumeration). The stopping rule that filled the
-pool biases p_hat (`theory.sequential_cost(...).pass_rate`).
+A pool of c rows keeps min(c, n). A pool of equal rewards, or of one row, gets advantages of exactly
+0, never NaN. The expected policy gradient of a group, divided by n, is `theory.sequential_weight`
+times grad p. The stopping rule that filled the pool biases p_hat
+(`theory.sequential_cost(...).pass_rate`).
 
 Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2.
 """
@@ -21,15 +22,17 @@ import jax.numpy as jnp
 from rl_speed.objectives import advantages
 
 WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
-# Advantages from all samples of a prompt, trained on or not; the second is divided by their std.
-# The third compares each sample with an estimate from before the visit, such as a critic's.
+# Advantages from all samples of a prompt, trained on or not; "pool_std" divides by their std, and
+# "value" compares each sample with an estimate from before the visit, such as a critic's.
 POOL_ADVANTAGES = ("pool", "pool_std", "value")
 DOWNSAMPLE_CORRECTIONS = ("none", "importance")
 ORDERS = ("first", "random")
 
 
 class PoolStatistics(NamedTuple):
-    """As `advantages.GroupStatistics`, with i32[num_groups] `positives`, rows that are correct."""
+    """Statistics of each pool: those of `advantages.GroupStatistics`, and `positives`
+    i32[num_groups], the number of correct rows.
+    """
 
     count: jax.Array
     positives: jax.Array
@@ -40,7 +43,7 @@ class PoolStatistics(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatistics:
-    """Statistics over whole pools."""
+    """Computes `PoolStatistics` from rewards f[R], correct bool[R] and group_ids i32[R]."""
     correct, group_ids = _flat(correct, group_ids, num_groups)
     stats = advantages.group_statistics(rewards, group_ids, num_groups)
     positives_G = _count(correct, group_ids, num_groups)
@@ -48,8 +51,8 @@ def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatist
 
 
 def resolved(statistics: PoolStatistics, k_pos: int, k_neg: int = 0) -> jax.Array:
-    """Which pools have k_pos positives and k_neg negatives, bool[G], as `on_unresolved="drop"`
-    keeps them. False for an empty pool.
+    """Returns which pools have at least k_pos correct and k_neg wrong rows, bool[G]. These are the
+    pools that `on_unresolved="drop"` keeps. False for an empty pool.
     """
     enough = (statistics.positives >= k_pos) & (statistics.count - statistics.positives >= k_neg)
     return enough & (statistics.count > 0)
@@ -68,26 +71,27 @@ def balanced_downsample(
     names=None,
     groups=None,
 ) -> jax.Array:
-    """Keeps n rows of each pool: n//2 correct and n - n//2 wrong ones; if one class has too few,
+    """Selects n rows of each pool: n//2 correct and n - n//2 wrong rows; if one class has too few,
     more of the other.
 
     Args:
       n: static, at least 2. A pool of at most n rows is kept whole.
-      order: "first" keeps the first of each class in generation order, "random" any with equal
-        probability.
-      index: i32[R], each row's place in the generation order of its group, unique there; None: the
-        order of the rows.
-      key: PRNG key, only for "random". A row's random number depends on the key, its group's name
-        and its index, so with `index` the rows may come in any order.
-      names: i32[G], keys of the groups' random numbers, such as prompts' visits; None: their ids.
+      order: "first" keeps the first rows of each class in generation order; "random" keeps rows
+        with equal probability.
+      index: i32[R], position of each row in the generation order of its group, unique in the group;
+        None: the order of the rows.
+      key: PRNG key, only for "random". The random number of a row depends on the key, the name of
+        its group and its index, so with `index` the order of the rows does not matter.
+      names: i32[G], names of the groups for random numbers, such as prompts' visits; None: group
+        ids.
       groups: bool[G], pools that keep rows; None: all.
 
     Returns:
       bool[R], the rows kept.
 
     Raises:
-      ValueError: shapes that do not fit, n < 2, an unknown order, or a key that is missing or not
-        used.
+      ValueError: shapes do not fit, n < 2, the order is unknown, "random" has no key, or another
+        order has one.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
     if n < 2:
@@ -95,7 +99,9 @@ def balanced_downsample(
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
     if (key is not None) != (order == "random"):
-        raise ValueError('order="random" needs a key, and only that does')
+        raise ValueError(
+            f'order="random" needs a key, and order="first" needs key=None; got {order!r}'
+        )
     index = jnp.arange(len(group_ids)) if index is None else jnp.asarray(index)
     if index.shape != group_ids.shape:
         raise ValueError(
@@ -128,10 +134,11 @@ def balanced_downsample(
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "n"))
 def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
-    """Indices of the kept rows of each group, i32[G, n], in the order of the rows; -1 if a group
-    keeps fewer.
+    """Returns the indices of the kept rows of each group, i32[G, n], in the order of the rows,
+    padded with -1.
 
-    Rows beyond n are left out; `balanced_downsample` with the same n never keeps more.
+    A group's kept rows after the first n are left out; `balanced_downsample` with this n keeps no
+    more.
     """
     kept, group_ids = _flat(kept, group_ids, num_groups)
     kept_R = kept & (group_ids >= 0) & (group_ids < num_groups)
@@ -154,15 +161,14 @@ def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
 def prompt_weights(
     p_hat, weight: str = "none", *, alpha: float | None = None, cap: float | None = None
 ) -> jax.Array:
-    """Explicit weight of prompts, f32 of p_hat's shape: f'(p_hat) for f = p, log p, 2 sqrt(p) or
-    p^alpha, at most `cap`.
+    """Computes the weight of each prompt, f32 of p_hat's shape: f'(p_hat) for f = p, log p,
+    2 sqrt(p) or p^alpha, at most `cap`.
 
     Args:
-      p_hat: estimated pass rates. The weight is 0 at p_hat = 0: without correct samples the pool
-        has no advantage to weight.
+      p_hat: estimated pass rates. Where p_hat = 0 the weight is 0: a pool without correct samples
+        has advantage 0.
       weight: "none" 1, "inv_p" 1/p_hat, "inv_sqrt_p" 1/sqrt(p_hat), "power" alpha p_hat^(alpha-1).
-      alpha: positive, for "power". cap: positive; None: unbounded (1/p_hat of a pool of c rows is
-        at most c).
+      alpha: positive, for "power". cap: positive; None: unbounded.
 
     Raises:
       ValueError: an unknown weight, "power" without a positive alpha, a cap that is not positive.
@@ -170,7 +176,7 @@ def prompt_weights(
     if weight not in WEIGHTS:
         raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}; got {weight!r}")
     if weight == "power" and not (alpha is not None and alpha > 0):
-        raise ValueError(f"power needs a positive alpha, got {alpha!r}")
+        raise ValueError(f"weight='power' needs a positive alpha, got {alpha!r}")
     if cap is not None and not cap > 0:
         raise ValueError(f"cap must be positive or None, got {cap!r}")
     p_hat = jnp.asarray(p_hat, jnp.float32)
@@ -206,28 +212,29 @@ def pool_advantages(
     baseline=None,
     eps=1e-6,
 ) -> jax.Array:
-    """Advantages of the kept rows from the statistics of whole pools, f32[R]; 0 for all other rows.
+    """Computes advantages of the kept rows from the statistics of whole pools, f32[R]; 0 for all
+    other rows.
 
-    r - pool mean, optionally divided by the pool's std + eps, times the prompt's weight, times the
-    correction of the row's class.
+    An advantage is r - the pool mean, divided by the pool's std + eps if `normalise`, times the
+    prompt's weight, times the correction of the row's class.
 
     Args:
       kept: bool[R], the rows trained on, as from `balanced_downsample`.
+      normalise: static; divide by the pool's std.
       weight, alpha, cap: as in `prompt_weights`, at p_hat.
-      p_hat: f[G], estimates of the pass rates that do not depend on these rewards; None: the share
-        of correct rows in each pool.
+      p_hat: f[G], pass rates estimated without these rewards; None: the share of correct rows in
+        each pool.
       singleton_baseline: f[G], baseline of a pool of one row, such as an estimate from earlier
-        visits, or 0 (Reinforce-Ada-Est as released); None: such a row gets 0. Not with
+        visits, or 0 (Reinforce-Ada-Est as released); None: such a row gets advantage 0. Not with
         `normalise`, because one row has no std.
       baseline: f[G], independent of these rewards, in place of every pool's mean.
-      downsample_correction: "importance" scales a class by its share of the pool over its share of
-        the kept rows. That undoes the balance (the mean over kept rows is then that over the pool,
-        if a mixed pool keeps both classes), but not the effect of stopping on the pool. No released
-        code does it.
+      downsample_correction: "importance" multiplies each class by its share of the pool / its share
+        of the kept rows, so that means over kept rows equal those over the pool (if a mixed pool
+        keeps both classes). Not in any released code.
 
     Raises:
-      ValueError: shapes that do not fit, `normalise` with `singleton_baseline`, or invalid names
-        and numbers as in `prompt_weights`.
+      ValueError: shapes do not fit, `normalise` with `singleton_baseline`, or invalid names and
+        numbers as in `prompt_weights`.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
     of_groups = {"p_hat": p_hat, "singleton_baseline": singleton_baseline, "baseline": baseline}
@@ -236,7 +243,7 @@ def pool_advantages(
             raise ValueError(f"{name} must have shape {(num_groups,)}; got {jnp.shape(value)}")
     if normalise and singleton_baseline is not None:
         raise ValueError(
-            "singleton_baseline cannot go with normalise: a single row has no std to be divided by"
+            "singleton_baseline needs normalise=False, because a single row has no std to divide by"
         )
     kept, _ = _flat(kept, group_ids, num_groups)
     if downsample_correction not in DOWNSAMPLE_CORRECTIONS:
@@ -260,8 +267,8 @@ def pool_advantages(
         )
     shares_G = positives_G / jnp.maximum(pool_G, 1) if p_hat is None else p_hat
     scale_G = prompt_weights(shares_G, weight, alpha=alpha, cap=cap)
-    # Shaped rewards may differ among wrong samples alone: such pools have no pass rate to weight
-    # by, so they keep weight 0 unless unweighted.
+    # With shaped rewards, a pool without correct samples may have advantages. Its p_hat is 0, so
+    # its weight is 0, except without weights.
     value_R *= 1.0 if weight == "none" else scale_G[group_R]
     if downsample_correction == "importance":
         rows_G, right_G = (_count(x, group_ids, num_groups) for x in (kept, kept & correct))
@@ -284,8 +291,8 @@ def _flat(flags, group_ids, num_groups):
     group_ids = jnp.asarray(group_ids)
     if group_ids.ndim != 1 or flags.shape != group_ids.shape:
         raise ValueError(
-            f"rows must come as flat arrays of one length; got shapes {flags.shape} and "
-            f"{group_ids.shape}"
+            "correct or kept, and group_ids, must be flat arrays of one length; got shapes "
+            f"{flags.shape} and {group_ids.shape}"
         )
     if num_groups < 1:
         raise ValueError(f"num_groups must be at least 1, got {num_groups}")
@@ -298,7 +305,7 @@ def _count(flags, group_ids, num_groups) -> jax.Array:
 
 
 def _ranks(sorted_R) -> jax.Array:
-    """Distance of each row from the first of its value, in a sorted array."""
+    """Distance of each element of a sorted array from the first element with its value."""
     at = jnp.arange(len(sorted_R))
     return at - jax.lax.cummax(jnp.where(jnp.diff(sorted_R, prepend=-1) > 0, at, 0))
 

@@ -1,4 +1,4 @@
-"""Reward terms from lengths or from a reference policy."""
+"""Reward terms computed from response lengths or from a reference policy."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,15 @@ from rl_speed.objectives import divergences
 
 
 def overlong_penalty(lengths, max_length: int, buffer: int, factor: float = 1.0):
-    """DAPO's soft penalty for long responses, to be added to the reward.
+    """Computes DAPO's soft penalty for long responses, f32[R], to be added to the reward.
 
     min(-(len - (max_length - buffer)) / buffer, 0) * factor: zero up to max_length - buffer, then
-    linear, -factor at max_length. The line continues for longer responses (a replayed prefix can
-    make one).
+    linear, -factor at max_length. It continues linearly for longer responses, which a replayed
+    prefix can make.
 
-    `lengths` [R], `max_length` and `buffer` are in tokens, the latter two static. Returns f32[R].
+    Args:
+      lengths: [R], tokens of each response. max_length, buffer: tokens, static.
+
     Raises ValueError for a buffer outside (0, max_length].
     Source: DAPO (arXiv 2503.14476), section 3.4.
     """
@@ -29,11 +31,12 @@ def overlong_penalty(lengths, max_length: int, buffer: int, factor: float = 1.0)
 def kl_shaped_rewards(
     rewards, logprobs, ref_logprobs, mask, coef, kind: str = "k1", clamp: float = 20.0
 ):
-    """KL to a reference policy in the reward: r - coef * sum over tokens of KL.
+    """Adds a KL penalty to the reward: r - coef * sum over tokens of KL(policy || reference).
 
     Args:
-      logprobs: f32[R, T], of the policy that sampled, at the trainer's temperature; constants.
-      mask: [R, T], True at the tokens that count. Rows without any keep their reward.
+      rewards: [R]. logprobs: f32[R, T], of the policy that sampled, at the trainer's temperature.
+      ref_logprobs: f32[R, T], of the reference policy. No gradient flows through either.
+      mask: [R, T], True at the tokens that count. Rows without such tokens keep their reward.
       coef: KL coefficient, reward per nat.
       kind, clamp: see `divergences.kl`; k1 makes the shaped objective
         E[r] - coef * KL(pi || ref).

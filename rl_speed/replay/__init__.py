@@ -1,3 +1,3 @@
-"""RPO's replay: one cached response per prompt (`cache`), where samples are cut from it (`cuts`),
-both together (`source`).
+"""RPO's replay: the cache of one response per prompt (`cache`), the lengths of prefixes cut from it
+(`cuts`), and both together (`source`).
 """

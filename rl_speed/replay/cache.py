@@ -1,5 +1,5 @@
-"""The replay cache of RPO (replay of partial reasoning): one response per prompt, from which its
-next samples start.
+"""The replay cache of RPO (replay of partial reasoning): one response per prompt, a prefix of which
+starts the prompt's next samples.
 
 Source: Yi et al., "replay of partial reasoning". `presets.rpo` lists differences between paper and
 released code.
@@ -27,12 +27,12 @@ _UPDATE = 1
 
 @dataclasses.dataclass(frozen=True)
 class CacheReport:
-    """Result of loading a file.
+    """Result of `ReplayCache.load`.
 
     Attributes:
-      held: responses in the cache. unknown: responses left out, since their prompt is not known.
-      missing: prompts without a response. about: what the file says of itself, such as whose
-        responses it has.
+      held: responses in the cache. unknown: responses left out because their prompt is unknown.
+      missing: prompts without a response.
+      about: the description in the file, such as the policy that sampled the responses.
     """
 
     held: int
@@ -44,21 +44,18 @@ class CacheReport:
 class ReplayCache:
     """Holds one response per prompt id.
 
-    After every visit, trained on or rejected, one response of its group may replace that of its
-    prompt (Algorithm 1 updates the cache for all prompts).
-
-    With probability `eps` it is the response of highest reward, with random ties; otherwise a
-    uniformly random other one. A group of one has no other. The paper leaves ties open, and nearly
-    every group has them if rewards are 0 or 1. Breaking them by log-prob would favour short
-    suffixes. Draws are keyed by (seed, visit of the prompt): they do not depend on the order or the
-    number of updates.
+    After every visit, trained on or rejected, a response of its group replaces the one of its
+    prompt (Algorithm 1 updates the cache for all prompts). With probability `eps` it is the
+    response of highest reward (ties, which the paper leaves open, are broken at random), otherwise
+    a uniformly random other response of the group, if there is one. Draws are keyed by (seed, visit
+    of the prompt), so they do not depend on the order or number of updates.
 
     Args:
-      eps: in [0, 1]; 0.1 is the paper's best. None never updates, as released: the 0.5 in that code
-        is never reached.
+      eps: in [0, 1]; 0.1 is the paper's best. None: `update` does nothing, as in the released code.
       only_correct: a wrong response never replaces a correct one.
-      max_tokens: bound on the tokens held, None for none. Beyond it the responses that were updated
-        longest ago are evicted and counted.
+      max_tokens: most tokens of all responses together; None: no bound. Above it, the responses
+        that were updated longest ago are evicted and counted.
+      seed: keys the draws.
     """
 
     def __init__(
@@ -85,11 +82,13 @@ class ReplayCache:
         return prompt_id in self._held
 
     def get(self, prompt_id: str) -> CachedResponse | None:
-        """The cached response, or None."""
+        """Returns the cached response to the prompt, or None."""
         return self._held.get(prompt_id)
 
     def put(self, prompt_id: str, response: CachedResponse) -> None:
-        """Stores this response; one longer than the whole bound only counts as evicted."""
+        """Stores the response, in place of the prompt's old one. A response longer than
+        `max_tokens` is not stored, but counts as evicted; the old one stays.
+        """
         if self.max_tokens is not None and len(response.tokens) > self.max_tokens:
             self._evicted += 1
             return
@@ -101,18 +100,20 @@ class ReplayCache:
             self._evicted += 1
 
     def update(self, group: Rollouts) -> None:
-        """May replace the response to the group's prompt by one of the group's, with its prefix.
+        """Replaces the cached response to the group's prompt by a whole response of the group, as
+        the class describes.
 
-        Skips samples without tokens, and those that non-finite logits ended. Raises ValueError if
-        the prompt never left a stream (visit below 0).
+        Skips samples without tokens and samples that non-finite logits ended.
+
+        Raises ValueError if the prompt has no visit number (below 0).
         """
         rows = np.flatnonzero((group.lengths > 0) & ~group.nonfinite)
         if self.eps is None or not rows.size:
             return
         if group.prompt.visit < 0:
             raise ValueError(
-                f"prompt {group.prompt.id!r} has no visit: the draws of the "
-                "replay cache are keyed by it"
+                f"prompt {group.prompt.id!r} has no visit number, which keys the draws of the "
+                "replay cache: take prompts from a prompt stream"
             )
         take_best, uniform, other = np.random.default_rng(
             [self._seed, group.prompt.visit, _UPDATE]
@@ -140,8 +141,8 @@ class ReplayCache:
         )
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Counts so far, and means over the responses held (0 when empty), their ages at policy
-        version `version`.
+        """Counts so far, and means over the cached responses (0 if there are none). Ages are
+        measured at policy version `version`.
         """
         held = list(self._held.values())
 
@@ -159,7 +160,7 @@ class ReplayCache:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state: numbers, strings and (never empty) NumPy arrays."""
+        """Returns the whole state as numbers, strings and NumPy arrays, none of them empty."""
         return {
             "eps": self.eps,
             "only_correct": self.only_correct,
@@ -170,24 +171,24 @@ class ReplayCache:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces the contents. This cache's bound stays: excess responses are evicted.
+        """Replaces the contents by a saved state. Keeps this cache's `max_tokens`, and evicts
+        responses beyond it.
 
-        Raises:
-          ValueError: the saved cache had another eps, only_correct or seed, so the next updates
-            would differ.
+        Raises ValueError: the saved cache had another eps, only_correct or seed.
         """
         mine = {"eps": self.eps, "only_correct": self.only_correct, "seed": self._seed}
         for name, value in mine.items():
             if state[name] != value:
                 raise ValueError(
-                    f"the saved replay cache has {name} {state[name]!r}, this one {value!r}"
+                    f"the saved replay cache has {name} {state[name]!r}, this one {value!r}: "
+                    "resume with the settings of the saved run"
                 )
         self._replace(
             unpack_responses(state["responses"]), int(state["evicted"]), int(state["kept_right"])
         )
 
     def save(self, path: str | Path, about: dict[str, Any] | None = None) -> None:
-        """Writes the responses for another run to start from; see `save_responses`."""
+        """Writes the responses to a file that another run can start from; see `save_responses`."""
         save_responses(path, self._held, about or {})
 
     def load(
@@ -196,13 +197,14 @@ class ReplayCache:
         vocab_size: int | None = None,
         prompt_ids: Collection[str] | None = None,
     ) -> CacheReport:
-        """Replaces the contents by those of a file, with its versions, from this policy or another
-        one (appendix C).
+        """Replaces the contents by the responses of a file, sampled by this policy or another
+        (appendix C). Keeps their policy versions.
 
         Args:
-          vocab_size: bound on token ids. prompt_ids: the known prompts; None: any.
+          vocab_size: token ids must be below this. prompt_ids: prompts whose responses are kept;
+            None: all.
 
-        Raises: the errors of `load_responses`; nothing is changed then.
+        Raises: the errors of `load_responses`; the cache does not change then.
         """
         held, about = load_responses(path, vocab_size)
         ids = held.keys() if prompt_ids is None else set(prompt_ids)
@@ -227,13 +229,13 @@ class ReplayCache:
 
 
 def best_sample(group: Rollouts, rows: np.ndarray, uniform: float) -> int:
-    """Row of highest reward among samples `rows`; `uniform` in [0, 1) breaks ties."""
-    # NaN rewards, of a policy that diverged, are never the highest.
+    """Returns the row of highest reward among samples `rows`; `uniform` in [0, 1) breaks ties."""
+    # A NaN reward (of a policy that diverged) is never the highest.
     rewards = np.where(np.isnan(group.rewards[rows]), -np.inf, group.rewards[rows])
     best = rows[rewards == rewards.max()]
     return int(best[int(uniform * len(best))])
 
 
 def _summed_logprob(group: Rollouts, row: int) -> float:
-    # Sums only the response's own tokens: with other padding NumPy's sum would round differently.
+    # Leaves out padding: NumPy's sum would round differently with other padding.
     return float(group.logprobs[row, : group.lengths[row]].sum(dtype=np.float64))

@@ -14,8 +14,12 @@ _CUTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """A prefix to start from: response tokens i32[k]; for each sample, how many of them it starts
-    with, and how many tokens it may add, i32[count] each.
+    """Replayed prefixes of the samples of a visit.
+
+    Attributes:
+      tokens: i32[k], tokens of the cached response.
+      prefix: i32[count], number of `tokens` that each sample starts with.
+      max_new: i32[count], most tokens that each sample may add.
     """
 
     tokens: np.ndarray
@@ -25,17 +29,18 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True)
 class PrefixConfig:
-    """How prefixes are cut.
+    """Settings of how prefixes are cut.
 
     Attributes:
-      window: L: "fixed", `length` tokens; "half_min" or "min", half (rounded down) or all of the
-        shortest response in the cached response's group.
-      length: L of "fixed", in tokens.
-      per_sample: every sample draws its own cut; False: one cut for all samples of a visit (the
-        default of RPO, as released).
+      window: L, the most tokens cut off: "fixed": `length`; "min": length of the shortest response
+        in the group of the cached one; "half_min": half of that, rounded down.
+      length: L for "fixed", in tokens.
+      per_sample: True: each sample draws its own cut; False: one cut for all samples of a visit (as
+        in RPO's released code).
       max_response: most tokens of prefix and suffix together. max_new: most tokens of a suffix.
-      released_budget: a suffix also has at most as many tokens as were cut off, as in the released
-        code: lengths cannot grow then.
+      seed: keys the draws.
+      released_budget: limits a suffix also to the number of tokens cut off, as in the released
+        code.
     """
 
     window: str
@@ -50,14 +55,14 @@ class PrefixConfig:
 def cuts(
     config: PrefixConfig, cached: CachedResponse | None, visit: int, count_first: int, count: int
 ) -> np.ndarray:
-    """Tokens kept for samples `count_first` to `count_first + count - 1` of a visit: len - m, m ~
-    U{0..L}, clipped to the allowed range.
+    """Draws prefix lengths for samples `count_first` to `count_first + count - 1` of a visit: len -
+    m with m ~ U{0..L}, clipped to the allowed range.
 
-    A cut never keeps the end token of the response, and leaves room for at least one new token
-    within `max_response`. So in a response that ended, m = 0 and m = 1 make the same cut. Ours: the
-    paper's m = 0 leaves nothing to sample. A sample's draw is keyed by (seed, visit, its index).
+    A prefix never contains the end token, and leaves room for at least one new token within
+    `max_response`: this clipping is ours, because the paper's m = 0 leaves nothing to sample. A
+    sample's draw is keyed by (seed, visit, its index).
 
-    Returns: i32[count]; zeros without a cached response.
+    Returns: i32[count], tokens of each prefix; zeros without a cached response.
     Source: Yi et al., section 3.1.
     """
     if cached is None:
@@ -67,8 +72,8 @@ def cuts(
     window = {"fixed": config.length, "half_min": cached.shortest // 2, "min": cached.shortest}[
         config.window
     ]
-    # One stream of draws per visit, with draw i for sample i: cheaper than a generator per sample,
-    # and as independent of calls.
+    # One random stream per visit, with draw i for sample i: cheaper than a generator per sample,
+    # and still independent of how samples are divided among calls.
     rng = np.random.default_rng([config.seed, visit, _CUTS])
     if config.per_sample:
         m = rng.integers(0, window, size=count_first + count, endpoint=True)[count_first:]
@@ -80,10 +85,10 @@ def cuts(
 def suffix_budget(
     config: PrefixConfig, prefix: np.ndarray | int, cached: CachedResponse | None = None
 ) -> np.ndarray:
-    """Tokens that may follow prefixes of `prefix` tokens, i32 of their shape: max_new or what
-    max_response leaves, and at least 1.
+    """Returns the most tokens that may follow prefixes of `prefix` tokens, i32 of the shape of
+    `prefix`: the smaller of `max_new` and the rest of `max_response`, at least 1.
 
-    `cached`, the response that was cut, is used only with `released_budget`.
+    `cached`, the response that was cut, matters only with `released_budget`.
     """
     budget = np.minimum(config.max_new, config.max_response - np.asarray(prefix, np.int32))
     if config.released_budget and cached is not None:

@@ -1,5 +1,5 @@
-"""Cached responses: one sample's data, as flat arrays for a checkpoint, and as a file for another
-run.
+"""Cached responses, and how they are stored: as flat arrays in a checkpoint, or in a file that
+another run can start from.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-# File format of `save_responses`; raise it when a field changes its meaning.
+# Version of the file format of `save_responses`; increase it when a field changes its meaning.
 FORMAT = 1
 
-# Arrays of one value per response, in the order they are saved: field of `CachedResponse`, dtype.
+# Fields of `CachedResponse` saved as arrays of one value per response, in this order, with dtypes.
 FIELDS = {
     "version": np.int64,
     "reward": np.float64,
@@ -31,12 +31,14 @@ class CachedResponse:
     """One response to a prompt, as it was sampled.
 
     Attributes:
-      tokens: i32[n], n >= 1, read-only: token ids, never text (decoding and encoding again may give
-        other ids). The last one is the end token unless the response is truncated.
-      version: policy updates made when it was sampled.
-      reward: as trained on. correct: by the verifier. truncated: ended by its token limit.
-      logprob: sum over the sampled tokens, by the policy that sampled them (prefix tokens count 0).
-      shortest: tokens of the shortest response of its group.
+      tokens: i32[n], n >= 1, read-only token ids. The last one is the end token unless the response
+        is truncated.
+      version: version of the policy that sampled it.
+      reward: the trained reward. correct: the verifier's verdict. truncated: it ended by its token
+        limit.
+      logprob: summed log-prob of its sampled tokens under the policy that sampled them (prefix
+        tokens count 0).
+      shortest: tokens of the shortest response in its group.
     """
 
     tokens: np.ndarray
@@ -54,7 +56,7 @@ class CachedResponse:
 
 
 def pack_responses(held: Mapping[str, CachedResponse]) -> dict[str, Any]:
-    """Responses by prompt id, in order, as flat arrays (none empty) and one JSON string."""
+    """Packs responses by prompt id, in order, as flat arrays (none empty) and one JSON string."""
     if not held:
         return {}
     rows = list(held.values())
@@ -102,7 +104,7 @@ def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
 
 
 def _json(name: str, value: Any) -> Any:
-    """Value of a field that holds JSON. Raises ValueError naming the field."""
+    """Parses a field that holds JSON. Raises ValueError naming the field."""
     try:
         return json.loads(str(value))
     except json.JSONDecodeError as error:
@@ -110,7 +112,7 @@ def _json(name: str, value: Any) -> Any:
 
 
 def _column(name: str, value: Any, dtype: type, length: int | None) -> np.ndarray:
-    """A field's values as `dtype`, without rounding or wrapping.
+    """Returns a field's values as `dtype`, without rounding or wrapping.
 
     Raises ValueError naming the field.
     """
@@ -129,11 +131,11 @@ def _column(name: str, value: Any, dtype: type, length: int | None) -> np.ndarra
 def save_responses(
     path: str | Path, held: Mapping[str, CachedResponse], about: Mapping[str, Any]
 ) -> None:
-    """Writes one .npz atomically.
+    """Writes responses by prompt id to one .npz file, atomically.
 
-    `about`: anything JSON, such as who sampled them and at what cost.
+    `about`: JSON values that describe the file, such as the policy that sampled the responses.
 
-    Raises OSError if it cannot be written; an existing file then stays.
+    Raises OSError if the file cannot be written; an existing file then stays.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -158,35 +160,45 @@ def save_responses(
 def load_responses(
     path: str | Path, vocab_size: int | None = None
 ) -> tuple[dict[str, CachedResponse], dict[str, Any]]:
-    """(responses by prompt id, `about`) of a file that `save_responses` wrote.
+    """Reads a file written by `save_responses`. Returns (responses by prompt id, `about`).
 
     Raises:
-      FileNotFoundError: there is none.
-      ValueError: names the file and its fault: damaged, another format, a field that is missing or
-        does not fit, or a token id that is negative or not below `vocab_size`.
+      FileNotFoundError: the file does not exist.
+      ValueError: the file is damaged or has another format, a field is missing or does not fit, or
+        a token id is negative or not below `vocab_size`. Names the file and the fault.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             fields = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file of cached responses") from None
+        raise FileNotFoundError(
+            f"{path}: there is no such file of cached responses; experiments/replay_cache.py "
+            "writes one"
+        ) from None
     # np.load raises many errors for damaged files: of zipfile, zlib and its own.
     except Exception as error:
-        raise ValueError(f"{path}: not a whole file of cached responses ({error})") from None
+        raise ValueError(
+            f"{path}: not a file of cached responses, or a damaged one ({error}); write it anew "
+            "with experiments/replay_cache.py"
+        ) from None
     try:
         for name in ("format", "about"):
             if name not in fields:
                 raise ValueError(f"field {name!r} is missing")
         if str(version := fields.pop("format")) != str(FORMAT):
-            raise ValueError(f"its field 'format' is {version}; this code reads {FORMAT}")
+            raise ValueError(
+                f"field 'format' is {version}, and this version of the code reads {FORMAT}; write "
+                "the file anew"
+            )
         if not isinstance(about := _json("about", fields.pop("about")), dict):
             raise ValueError("field 'about' must be a JSON object")
         held = unpack_responses(fields)
         for name, response in held.items():
             if vocab_size is not None and (worst := int(response.tokens.max())) >= vocab_size:
                 raise ValueError(
-                    f"the response to prompt {name!r} has token id {worst}; the vocabulary has "
-                    f"{vocab_size} ids. It was made with another tokenizer"
+                    f"the response to prompt {name!r} has token id {worst}, but the vocabulary has "
+                    f"only {vocab_size} ids. The file was made with another tokenizer: use one "
+                    "made with the tokenizer of this policy"
                 )
         return held, about
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The prefix source of RPO: where a sample starts, composed with any sampling rule."""
+"""The prefix source of RPO: gives samples their replayed prefixes, with any sampling rule."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,27 +11,28 @@ from rl_speed.replay.responses import CachedResponse
 
 @dataclasses.dataclass(frozen=True)
 class PrefixSource:
-    """One cached response per prompt, and how prefixes are cut from it.
+    """Cuts prefixes from a cache of one response per prompt.
 
-    A visit keeps the response it started with, even if the cache changes before it continues.
+    A visit keeps the cached response it started with, even if the cache changes before the visit
+    continues.
     """
 
     cache: ReplayCache
     config: PrefixConfig
 
     def remember(self, groups: Iterable[Rollouts]) -> None:
-        """Updates the cache with all samples of finished visits, with the rewards that they are,
-        or would be, trained on.
+        """Updates the cache with all samples of finished visits, trained on or not. Rewards must be
+        the trained ones.
         """
         for group in groups:
             self.cache.update(group)
 
     def replay(self, cached: CachedResponse, visit: int, first: int, count: int) -> Replay:
-        """Where samples `first` to `first + count - 1` of a visit start, and their token
-        budgets.
+        """Returns the prefixes and token limits of samples `first` to `first + count - 1` of a
+        visit.
         """
         prefix = cuts(self.config, cached, visit, first, count)
-        # Tokens that no sample starts with need no prefill.
+        # Leaves out tokens that no sample starts with, which need no prefill.
         return Replay(
             cached.tokens[: int(prefix.max(initial=0))],
             prefix,

@@ -1,3 +1,3 @@
-"""From groups to a gradient step: batches, pools, reward shaping, the jitted update, its state and
-optimizer, the reference policy.
+"""Turns groups into gradient steps: batches, pools, reward shaping, the jitted update with its
+state and optimizer, and the reference policy.
 """

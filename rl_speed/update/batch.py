@@ -1,4 +1,4 @@
-"""From rollouts to the arrays of one training batch."""
+"""Converts rollouts to the arrays of one training batch."""
 
 import numpy as np
 
@@ -9,29 +9,33 @@ from rl_speed.sampling.batch import Batch, join_rows
 def build_batch(
     rollouts: Rollouts, rows: int, width: int, mask_prefix: bool = True, part: slice = slice(None)
 ) -> Batch:
-    """Builds `rows` rows of `width` tokens from the samples, as NumPy arrays; group ids are the
-    samples' owners.
+    """Builds a batch of `rows` rows with `width` tokens, as NumPy arrays. The group id of a sample
+    is the index of its prompt in `rollouts`.
 
     Args:
       rollouts: at most `rows` samples; the other rows are padding.
       width: tokens of the longest possible row.
-      mask_prefix: leave replayed tokens out of the mask. Otherwise they are in it, with NaN
-        behaviour log-probs, because no policy of the run sampled them.
-      part: rows to return: each of several processes builds its own.
+      mask_prefix: True: replayed tokens are not in the mask. False: they are, with NaN as behaviour
+        log-probs, because no policy of the run sampled them.
+      part: rows to return, for a process that builds only its own.
 
     Raises:
-      ValueError: too many samples, or a row longer than `width`.
+      ValueError: there are too many samples, or a row is longer than `width`.
     """
     if len(rollouts) > rows:
         raise ValueError(
             f"{len(rollouts)} samples do not fit into a batch of {rows} rows (config.driver.groups "
-            "x config.rule.n). Where the groups are of a checkpoint, resume with both of its run"
+            "x config.rule.n). If the groups are from a checkpoint, resume with the values of both "
+            "fields in the saved run"
         )
     prompt_lengths = np.array([len(prompt.tokens) for prompt in rollouts.prompts], int)
     start = prompt_lengths[rollouts.owner]
     longest = int((start + rollouts.lengths).max(initial=2))
     if longest > width:
-        raise ValueError(f"a row has {longest} tokens; the batch holds {width}")
+        raise ValueError(
+            f"a row has {longest} tokens, but the batch has room for {width} "
+            "(config.data.max_prompt_length + config.sampler.max_new)"
+        )
     prompts = np.zeros((len(rollouts.prompts), prompt_lengths.max(initial=1)), np.int32)
     for row, prompt in enumerate(rollouts.prompts):
         prompts[row, : len(prompt.tokens)] = prompt.tokens

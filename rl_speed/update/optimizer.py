@@ -1,5 +1,5 @@
-"""The optimizer: global-norm clipping, then AdamW, with warm-up, and weight decay only on
-matrices.
+"""The optimizer: clipping of the global gradient norm, then AdamW with warm-up and weight decay on
+matrices only.
 """
 
 import dataclasses
@@ -11,17 +11,21 @@ import optax
 
 from rl_speed.config import Optimizer
 
-# Biases split by head are stored with two or more axes: rank alone would make them matrices.
+# Biases stored per head have two or more axes, but are not matrices.
 _BIASES = frozenset({"bq", "bk", "bv"})
-# Tokens that are not in a batch have no gradient; decay would only shrink rare ones.
+# Tokens that are not in a batch have no gradient, so decay would only shrink rare tokens.
 _LOOKUPS = frozenset({"embed"})
 
 
 def learning_rate_schedule(config: Optimizer, total_steps: int, unit: int = 1) -> optax.Schedule:
-    """Updates made so far (i32 scalar) -> learning rate of the next one (f32 scalar).
+    """Returns a function from the optimizer steps made (i32 scalar) to the learning rate of the
+    next one (f32 scalar).
 
-    Step k (from 1) of the warm-up has k / warmup_steps of the peak. `total_steps`: all steps,
-    including warm-up. `unit`: updates of a step, which have one rate.
+    Step k (from 1) of the warm-up has k / warmup_steps of the peak rate.
+
+    Args:
+      total_steps: steps of the run, with warm-up. unit: optimizer steps that count as one step and
+        share one rate.
     """
     if unit > 1:
         of_step = learning_rate_schedule(config, total_steps)
@@ -37,7 +41,7 @@ def learning_rate_schedule(config: Optimizer, total_steps: int, unit: int = 1) -
     }[config.schedule]()
     if not config.warmup_steps:
         return after
-    # Starts at 1/warmup_steps: a rate of 0 would waste the first RL step.
+    # Starts at 1/warmup_steps of the peak: a rate of 0 would waste the first RL step.
     warmup = optax.linear_schedule(
         config.learning_rate / config.warmup_steps,
         config.learning_rate,
@@ -47,11 +51,10 @@ def learning_rate_schedule(config: Optimizer, total_steps: int, unit: int = 1) -
 
 
 def decay_mask(params: Any) -> Any:
-    """Pytree of bools like `params` (arrays or their abstract forms): which weights decay.
+    """Returns a pytree of bools like `params` (arrays or abstract arrays): which weights decay.
 
     Matrices decay: attention and MLP projections and the separate output head. Norm scales, biases
-    and the embedding table do not. The rank is the weight's own, without the axis that stacks
-    layers. Biases split by head count as biases.
+    and the embedding table do not.
     """
 
     def decays(path, leaf) -> bool:
@@ -65,13 +68,13 @@ def decay_mask(params: Any) -> Any:
 def make_optimizer(
     config: Optimizer, params: Any, total_steps: int = 0, unit: int = 1
 ) -> optax.GradientTransformation:
-    """The optax transformation for the tree of weights `params` (abstract is enough).
+    """Makes the optax transformation for the weights `params` (abstract arrays are enough).
 
     Equal settings and trees give the same object, so that compiled functions are reused.
 
     Args:
-      total_steps: all steps of the run, for the schedules "linear" and "cosine". unit: updates of
-        a step, 1 unless the schedule counts RL steps.
+      total_steps: steps of the run, for the schedules "linear" and "cosine". unit: optimizer steps
+        per step; above 1 if the schedule counts RL steps.
     """
     leaves, tree = jax.tree.flatten(decay_mask(params))
     steps = 0 if config.schedule == "constant" else total_steps

@@ -1,8 +1,10 @@
-"""Which samples of complete groups are trained on, and advantages from whole pools (Reinforce-Ada).
+"""Chooses the samples of complete groups to train on, and computes advantages from whole pools
+(Reinforce-Ada).
 
 A sampling rule may draw more samples than are trained on: `Sequential` fills a pool of up to m x
-rounds samples for each prompt, of which `n` are kept, with both classes as equal as possible. The
-advantages of kept samples use the statistics of the whole pool.
+rounds samples per prompt, and `n` of these are kept, with equal numbers of correct and wrong ones
+if possible. With a pool advantage, kept samples get advantages from the statistics of the whole
+pool.
 """
 
 import dataclasses
@@ -24,12 +26,11 @@ RANDOM_ORDER = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
-    """Static settings.
+    """Static settings of `choose`.
 
     Attributes:
-      keep: most samples of a group that are trained on; 0: all.
-      objective: how samples are kept, and whether the pool gives the advantages; otherwise they are
-        computed from the kept samples, as for any batch. It must not be changed.
+      keep: most samples of a group to train on; 0: all.
+      objective: settings of the choice and of pool advantages. Must not be changed.
     """
 
     keep: int = 0
@@ -46,14 +47,14 @@ def choose(
     estimates: Array | None,
     key: Array,
 ) -> tuple[Array, Array | None]:
-    """(kept bool[R], advantages f32[R] of the kept rows, 0 elsewhere; None unless the pool gives
-    them). Jittable.
+    """Chooses the samples to train on. Returns (kept bool[R], advantages f32[R], 0 where not kept).
+    The advantages are None if `objective.advantage` is not a pool advantage. Jittable.
 
     Args:
-      rewards f[R], correct bool[R], group_ids i32[R] with -1 for padding, index i32[R]: each
-      sample's index in its group.
-      visits: i32[G], key a random order. estimates: f32[G], pass rates before the visit, or None.
-      key: the run's typed root key.
+      rewards: f[R]. correct: bool[R]. group_ids: i32[R], -1 for padding. index: i32[R], of each
+        sample in its group.
+      visits: i32[G], visit numbers, which key the random order. estimates: f32[G], pass rates
+        estimated before the visit, or None. key: the run's typed root key.
     """
     o = config.objective
     groups = visits.shape[0]
@@ -92,10 +93,10 @@ def choose(
 
 
 class PoolSelector:
-    """`choose` on the host, with one shape, so that it compiles once.
+    """Applies `choose` to rollouts on the host, padded to one shape to compile only once.
 
     Args:
-      groups, per_group: most groups of a call, most samples of a group. key: the run's typed root
+      groups: most groups of a call. per_group: most samples of a group. key: the run's typed root
         key.
     """
 
@@ -106,7 +107,7 @@ class PoolSelector:
         self._choose = jax.jit(functools.partial(choose, config))
 
     def __call__(self, rollouts: Rollouts) -> tuple[Rollouts, np.ndarray | None]:
-        """Only the kept samples, and their advantages f32[R], or None."""
+        """Returns the kept samples, and their advantages f32[R] or None."""
 
         def column(values, otherwise=0):
             return np.pad(values, (0, self._rows - len(rollouts)), constant_values=otherwise)

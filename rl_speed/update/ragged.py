@@ -1,9 +1,9 @@
 """Packs rows of any length into pieces of fixed size, so that the cost of an update grows with its
 tokens.
 
-Rows are assigned to shards so that all have about as many tokens. A shard's rows are sorted by
-length, longest first, and packed, each row whole, into pieces of `tokens` tokens. A loop runs one
-program on each piece in use; nothing is padded to the longest row. The per-token results of a piece
+Rows are assigned to shards so that shards have about equal numbers of tokens. The rows of a shard
+are sorted by length, longest first, and packed into pieces of `tokens` tokens, each row whole. A
+loop runs one program on each piece in use; nothing is padded to the longest row. Results per token
 are unpacked into rows, because losses need whole rows.
 """
 
@@ -22,7 +22,7 @@ from rl_speed.policy.transformer import trainable
 
 Array = jax.Array
 
-# Name scope of the loop over pieces, in a program's text.
+# Name scope of the loop over pieces in compiled programs.
 LOOP = "pieces"
 
 
@@ -31,9 +31,10 @@ class PieceShape:
     """Static shape of the pieces of one shard.
 
     Attributes:
-      tokens: of a piece. rows: most rows of a piece. width: tokens of the longest possible row.
-      kernel: of attention, as named by `policy.transformer.attention_kernel`.
-      windows: of attention, ascending; see `policy.packed`.
+      tokens: tokens of a piece. rows: most rows of a piece. width: tokens of the longest possible
+        row.
+      kernel: attention kernel, as named by `policy.transformer.attention_kernel`.
+      windows: attention windows, ascending; see `policy.packed`.
     """
 
     tokens: int
@@ -47,10 +48,11 @@ class PieceShape:
 
     @classmethod
     def of(cls, rows: int, width: int, micro_tokens: int = 0, kernel: str = "xla") -> "PieceShape":
-        """Pieces of about `micro_tokens` tokens for a shard of `rows` rows; 0: 1/32 of its
-        capacity.
+        """Returns the shape of pieces with about `micro_tokens` tokens, for a shard of `rows` rows;
+        0: 1/32 of rows x width.
 
-        A piece holds at least the longest row, and has room for rows of a sixteenth of that width.
+        A piece has room for the longest possible row, and for as many rows as fit if their mean
+        length is width / 16.
         """
         largest = make_windows(width, kernel)[-1]
         tokens = max(micro_tokens or rows * width // 32, largest.size)
@@ -59,12 +61,12 @@ class PieceShape:
 
 
 class Plan(NamedTuple):
-    """Places of one shard's rows: i32[R] each, by descending length.
+    """Places of the rows of one shard in its pieces: i32[R] each, sorted by descending length.
 
     Attributes:
-      row: the row's index. piece: its piece; for rows without tokens, one after the last. offset:
-        position of its first token in the piece.
-      length: its tokens. count: i32[], pieces in use.
+      row: index of the row. piece: number of its piece; `count` for rows without tokens.
+      offset: position of its first token in the piece. length: its number of tokens.
+      count: i32[], number of pieces in use.
     """
 
     row: Array
@@ -78,11 +80,13 @@ class Piece(NamedTuple):
     """One piece of one shard: M tokens of at most K rows.
 
     Attributes:
-      tokens: i32[M]. segment: i32[M], the row's index among the K, -1 after the last row. position:
-        i32[M], in the row.
-      row: i32[K], index among the shard's rows; 0 if unused. used: bool[K]. offset: i32[K].
+      tokens: i32[M], token ids. segment: i32[M], index of each token's row among the K, -1 after
+        the last row. position: i32[M], of each token in its row.
+      row: i32[K], index of each row among the rows of the shard; 0 if unused.
+      used: bool[K], whether the place holds a row. offset: i32[K], position of the row's first
+        token in the piece.
       length: i32[K], tokens of the row; 0 if unused.
-      which: i32[], index of the window that holds the longest of the rows.
+      which: i32[], index of the smallest attention window that holds the longest row.
     """
 
     tokens: Array
@@ -96,7 +100,7 @@ class Piece(NamedTuple):
 
 
 def make_plan(lengths: Array, shape: PieceShape) -> Plan:
-    """Assigns rows of `lengths` i32[R] to pieces, each row whole in one piece."""
+    """Assigns rows with `lengths` i32[R] to pieces, each row to one piece."""
     row = jnp.argsort(-lengths).astype(jnp.int32)
     length = lengths[row]
 
@@ -114,7 +118,7 @@ def make_plan(lengths: Array, shape: PieceShape) -> Plan:
 
 
 def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) -> Piece:
-    """Piece `number`; one after the last has no rows."""
+    """Returns piece `number`. A number past the last piece gives a piece without rows."""
     first = jnp.searchsorted(plan.piece, number).astype(jnp.int32)
     place = first + jnp.arange(shape.rows, dtype=jnp.int32)
     at = jnp.minimum(place, len(plan.row) - 1)
@@ -146,7 +150,7 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
 
 
 def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
-    """[K, width]: values of each row in the stream, from its first token on.
+    """Unpacks values [M] of a piece into rows [K, width], each from its first token on.
 
     Values past a row's end are undefined.
     """
@@ -155,9 +159,10 @@ def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
 
 
 def assign_rows(lengths: Array, shards: int) -> Array:
-    """i32[S, R / S]: rows of each shard. Tokens of shards differ by at most the longest row.
+    """Assigns rows to shards: i32[S, R / S], indices of the rows of each shard. Shards differ in
+    tokens by at most the longest row.
 
-    The longest rows are assigned first, in the order 0, 1, 2, 2, 1, 0, 0, ...
+    Assigns the longest rows first, to shards in the order 0, 1, 2, 2, 1, 0, 0, ...
     """
     sorted_rows = jnp.argsort(-lengths).astype(jnp.int32).reshape(-1, shards)
     fro = jnp.arange(len(sorted_rows))[:, None] % 2 == 1
@@ -169,23 +174,21 @@ def _zeros_like(shapes: Any) -> Any:
 
 
 class Ragged:
-    """The rows of one row shard in pieces, used inside `SplitWeights.run`.
+    """The rows of one row shard, packed into pieces. Used inside `SplitWeights.run`.
 
     Args:
-      tokens: i32[R, W]. lengths: i32[R], tokens of each row, 0 for padding rows.
+      tokens: i32[R, W], token ids. lengths: i32[R], tokens of each row, 0 for padding rows.
     """
 
     def __init__(self, tokens: Array, lengths: Array, shape: PieceShape):
         self.shape = shape
         self.tokens = tokens
         self._plan = make_plan(lengths, shape)
-        # The count of the fullest shard: gathering the layers of split weights needs all shards.
+        # All shards loop as often as the fullest one, because they gather split weights together.
         self.count = jax.lax.pmax(self._plan.count, ROWS)
 
     def sum(self, function: Callable[[Array], Any], merge: Callable[[Any, Any], Any]) -> Any:
-        """Merges `function(number)` over all pieces by `merge`; zeros if there are none. One
-        program, in a loop.
-        """
+        """Combines `function(number)` of all pieces with `merge`, in a loop; starts at zeros."""
         zero = _zeros_like(jax.eval_shape(function, jnp.int32(0)))
         return self.loop(lambda number, total: merge(total, function(number)), zero)
 
@@ -196,11 +199,11 @@ class Ragged:
         model: ModelConfig,
         merge: Callable[[Any, Any], Any],
     ) -> tuple[Any, Any]:
-        """(second results of `loss` merged over all pieces by `merge`, sum of the gradients,
-        float32, a tree from `policy.transformer.trainable`).
+        """Computes (auxiliary results of `loss`, combined over all pieces with `merge`; sum of the
+        gradients, float32, a tree like that of `policy.transformer.trainable`).
 
         Args:
-          loss: (params as from `policy.layers.adding`, number) -> (f32[], anything).
+          loss: (params from `policy.layers.adding`, piece number) -> (f32[], auxiliary results).
         """
 
         def piece(totals, number):
@@ -220,7 +223,7 @@ class Ragged:
         return self.loop(body, (_zeros_like(found), totals))
 
     def loop(self, body: Callable[[Array, Any], Any], state: Any) -> Any:
-        """Runs state = body(number, state) for every piece, in order."""
+        """Runs state = body(number, state) for every piece in order. Returns the last state."""
 
         def step(pair):
             return (pair[0] + 1, body(*pair))
@@ -234,34 +237,35 @@ class Ragged:
 
     @property
     def computed(self) -> Array:
-        """f32[]: capacity of the pieces in use, in tokens."""
+        """Capacity of the pieces in use, in tokens, f32[]."""
         return (self.count * self.shape.tokens).astype(jnp.float32)
 
     def piece(self, number: Array) -> Piece:
         return piece_of(self._plan, self.tokens, number, self.shape)
 
     def rows(self, values_M: Array, piece: Piece) -> Array:
-        """[K, W - 1]: values at all tokens but the last of each row of the piece."""
+        """Unpacks values [M] of a piece into rows [K, W - 1], without each row's last token."""
         return rows_of(values_M, piece, self.tokens.shape[1] - 1)
 
     def put(self, out: Array, values: Array, piece: Piece) -> Array:
-        """`out` [R, W - 1] with [K, W - 1] written to the rows of a piece."""
+        """Returns `out` [R, W - 1] with `values` [K, W - 1] written to the rows of the piece."""
         return out.at[jnp.where(piece.used, piece.row, len(out))].set(values, mode="drop")
 
 
 class RowAssignment:
-    """Assigns a batch's rows to row shards with about equal tokens, and back.
+    """Splits the rows of a batch over row shards with about equal numbers of tokens, and joins them
+    again.
 
     Args:
-      lengths: i32[R], as for `Ragged`. shards: their number, which divides R.
+      lengths: i32[R], as for `Ragged`. shards: number of shards, which divides R.
     """
 
     def __init__(self, lengths: Array, shards: int):
-        # One shard keeps the order.
+        # With one shard, rows keep their order.
         self._rows = assign_rows(lengths, shards) if shards > 1 else None
 
     def split(self, x: Array) -> Array:
-        """[R, ...] -> [S, R / S, ...], each row on its shard."""
+        """Splits rows [R, ...] into those of each shard, [S, R / S, ...]."""
         return x[None] if self._rows is None else x[self._rows]
 
     def join(self, x: Array) -> Array:

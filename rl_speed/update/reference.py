@@ -5,15 +5,16 @@ from typing import Any
 
 
 class Reference:
-    """The initial policy of the run, or that of the latest outer iteration.
+    """The reference policy: the initial policy, or the policy at the start of the current outer
+    iteration.
 
     Args:
-      params: weights of the initial policy. every: steps of an outer iteration; 0: the first
-        reference stays.
+      params: weights of the initial policy. every: steps of an outer iteration; 0: the initial
+        policy stays.
       snapshot: params -> a copy that survives the donation of the state.
 
     Attributes:
-      since: the step of its policy.
+      params: weights of the reference policy. since: steps trained when they were copied.
     """
 
     def __init__(self, params: Any, every: int, snapshot: Callable[[Any], Any]):
@@ -23,26 +24,24 @@ class Reference:
         self._snapshot = snapshot
 
     def refresh(self, step: int, params: Any) -> None:
-        """Makes the current policy the reference, if an outer iteration begins after `step`
-        steps.
-        """
+        """Makes the current policy the reference if an outer iteration starts after step `step`."""
         if self._every and step % self._every == 0:
             self.params = None  # frees the old copy first
             self.params = self._snapshot(params)
             self.since = step
 
     def restore(self, saved: Any, since: int, step: int, params: Any) -> None:
-        """Continues at `step` with the reference of step `since`: `saved`, or the current policy if
-        both steps are equal.
+        """Restores the reference of step `since` in a run that resumes at `step`: `saved`, or the
+        current policy if the steps are equal.
 
-        Checkpoints without a reference have the initial policy as reference (since 0).
+        With since = 0 the reference stays the initial policy, which checkpoints do not contain.
         """
         if since:
             self.params = self._snapshot(params) if since == step else saved
             self.since = since
 
     def to_save(self, step: int) -> Any:
-        """Its weights to save, or None if they are the initial policy's or those saved at
-        `step`.
+        """Returns the weights to save in a checkpoint at `step`, or None if they are those of the
+        initial policy or of the checkpoint's policy.
         """
         return self.params if 0 < self.since < step else None

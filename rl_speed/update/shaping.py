@@ -1,7 +1,7 @@
-"""Rewards that depend on all samples of a prompt, computed when its group is complete.
+"""Rewards that depend on all samples of a group, computed when the group is complete.
 
-The step shapes the rewards it trains on; the driver shapes those that rules and the replay cache
-see.
+The training step shapes the rewards it trains on; the driver shapes the rewards for rules and the
+replay cache.
 """
 
 import dataclasses
@@ -21,16 +21,15 @@ _length_aware = jax.jit(
 
 
 def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
-    """Groups with the length-aware reward of `config.reward` (RPO); unchanged if `length_alpha` is
-    0.
+    """Returns the groups with the length-aware reward of `config.reward` (RPO); unchanged if
+    `length_alpha` is 0.
 
-    Shapes correctness as 0 or 1, before its weight. Other terms of the reward (format, language,
-    overlong penalty, the user's functions) are added to that, so a well-formed wrong sample never
-    counts as correct. `correct` and the given rollouts do not change. `nonfinite` samples are left
-    out and keep their reward.
+    Shapes only correctness, 0 or 1, before its weight; other terms of the reward (format, language,
+    overlong penalty, the user's functions) keep their values. `correct` does not change.
+    `nonfinite` samples enter no mean and keep their reward.
 
     Args:
-      rollouts: whole groups, any number; lengths are tokens of the whole response.
+      rollouts: any number of whole groups; lengths are tokens of the whole response.
 
     Source: Yi et al., section 3.4.
     """
@@ -39,7 +38,7 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
     if not r.length_alpha:
         return rollouts
     correct = rollouts.correct.astype(np.float32)
-    # Blocks of `groups` groups, padded to the most samples they can have, compile once.
+    # Blocks of `groups` groups are padded to the most samples they can have, to compile only once.
     firsts = np.searchsorted(rollouts.owner, np.arange(0, len(rollouts.prompts), groups))
     room = groups * config.rule.max_samples
     ids = np.where(rollouts.nonfinite, -1, rollouts.owner % groups)
@@ -57,7 +56,7 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
 def _block(
     correct: np.ndarray, lengths: np.ndarray, ids: np.ndarray, groups: int, room: int, r: Reward
 ) -> np.ndarray:
-    """f32[R] of at most `groups` groups."""
+    """Shaped rewards f32[R] of at most `groups` groups."""
     padding = (0, max(room - len(correct), 0))
     shaped = _length_aware(
         np.pad(correct, padding),

@@ -1,4 +1,4 @@
-"""State of a training run on its devices, and the sharding of each array."""
+"""The state of a training run on its devices, and the sharding of its arrays."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from rl_speed.policy.transformer import trainable
 
 @struct.dataclass
 class TrainState:
-    """All state that the update changes; donated to it.
+    """State that an update changes. An update donates it.
 
     Attributes:
-      params: float32 master weights, all of them. opt_state: the optimizer's, of the trainable
-        weights alone (`policy.transformer.trainable`).
-      step: i32[], optimizer updates applied. skipped: i32[], all updates skipped for a non-finite
-        loss or gradient.
-      skipped_in_row: i32[], updates skipped since the last applied one.
+      params: all weights, float32. opt_state: optimizer state of the trainable weights only
+        (`policy.transformer.trainable`).
+      step: i32[], optimizer steps made. skipped: i32[], optimizer steps skipped because of a
+        non-finite loss or gradient.
+      skipped_in_row: i32[], optimizer steps skipped since the last one made.
     """
 
     params: Any
@@ -35,8 +35,8 @@ class TrainState:
 def state_shardings(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """A TrainState of NamedShardings: weights by the table of logical axes, optimizer moments like
-    their weights.
+    """Returns a TrainState of NamedShardings: weights by TRAIN_RULES, optimizer moments like their
+    weights, the rest replicated.
     """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
@@ -55,17 +55,14 @@ def state_shardings(
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
-    """The state at step 0, placed on the mesh.
-
-    Copies `params`, because the update may donate the state.
-    """
+    """Makes the state of step 0 on the mesh. Copies `params`: an update donates the state."""
 
     def zero():
         return jnp.zeros((), jnp.int32)
 
     def build(params):
         params = jax.tree.map(jnp.copy, params)
-        # No moments of weights that are not trained: the shardings have None for those.
+        # Drops moments of weights that are not trained; the shardings have None for them.
         opt_state = jax.tree.map(
             lambda sharding, x: None if sharding is None else x,
             shardings.opt_state,
@@ -80,14 +77,16 @@ def init_state(
 
 
 def make_snapshot(shardings: TrainState):
-    """Jitted params -> a copy with the same sharding: a reference policy that survives the donation
-    of the state.
+    """Returns a jitted function that copies params with their sharding, so that a reference policy
+    survives the donation of the state.
     """
     return jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings.params)
 
 
 def is_sound(state: TrainState) -> bool:
-    """Whether a state is there, its computation having gone well, with weights that are finite."""
+    """Returns whether the state can be saved: it is not donated, its computation did not fail, and
+    its weights are finite.
+    """
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
         return False
     try:
@@ -97,8 +96,8 @@ def is_sound(state: TrainState) -> bool:
 
 
 def all_finite(tree: Any) -> bool:
-    """Whether all numbers of a tree of arrays are finite: one reduction on their devices, of which
-    all processes of a run get the same result.
+    """Returns whether all numbers in a tree of arrays are finite: one reduction on the
+    devices, with the same result in all processes.
     """
     return bool(_all_finite(jax.tree.leaves(tree)))
 

@@ -1,8 +1,9 @@
-"""The update: advantages, loss, gradients by pieces, optimizer, in one jitted, sharded function
-that donates the state.
+"""The update: advantages, loss, gradients piece by piece, and optimizer step. Functions are jitted
+and sharded; the update donates the state.
 
-Every mean in the loss is a weight computed once on the whole batch (`objectives.token_weights`).
-Pieces (ragged.py) and shards only add up, so neither changes the result.
+The divisors of all means in the loss are weights computed once on the whole batch
+(`objectives.token_weights`). Results of pieces (ragged.py) and shards are summed, so the division
+into pieces and shards does not change the result.
 """
 
 import dataclasses
@@ -40,15 +41,15 @@ class UpdateConfig:
     """Static settings of the update.
 
     Attributes:
-      groups: static capacity of a batch in groups.
+      groups: most groups in a batch.
       micro_tokens: approximate tokens of a shard's gradient piece; 0: see `PieceShape.of`.
       objective: advantage and loss with their numbers. Hashed by value, so it must not be changed.
       whole_responses: means over tokens divide by tokens of whole responses, including replayed
         prefixes that are not trained on; needs `Batch.lengths`.
-      replayed: tokens in the mask with NaN behaviour log-probs were replayed, and get the current
-        policy's. If False, a NaN makes the update non-finite.
-      temperature: of the trainer's log-probs. max_new: the sampler's token limit.
-      head_chunk: tokens whose logits exist at once; None: chosen by `token_logprobs`.
+      replayed: True: tokens in the mask with NaN as behaviour log-prob were replayed, and get the
+        log-prob of the current policy. False: a NaN makes the update non-finite.
+      temperature: of the trainer's log-probs. max_new: most tokens of a response.
+      head_chunk: tokens whose logits are held at once; None: chosen by `token_logprobs`.
     """
 
     groups: int
@@ -61,15 +62,15 @@ class UpdateConfig:
     head_chunk: int | None = None
 
     def pieces(self, tokens: Array, mesh: Mesh, model: ModelConfig) -> PieceShape:
-        """Piece shape for rows i32[R, W] over the shards of a mesh."""
+        """Returns the piece shape for `tokens` i32[R, W] split over the shards of a mesh."""
         rows, width = tokens.shape
         kernel = attention_kernel(model)
         return PieceShape.of(rows // row_shards(mesh), width, self.micro_tokens, kernel)
 
 
 def row_lengths(mask: Array) -> Array:
-    """Tokens i32[R] of rows with mask bool[R, W - 1], up to the last trained one; 0 for rows
-    without any.
+    """Returns the tokens i32[R] of each row up to its last trained token, from mask bool[R, W - 1];
+    0 for rows without trained tokens.
     """
     return jnp.max(jnp.where(mask, jnp.arange(2, mask.shape[1] + 2), 0), axis=1)
 
@@ -84,9 +85,11 @@ def stream_logprobs(
     with_entropy: bool = False,
     weights: Weights = Weights(),
 ) -> tuple[Array, Array | None]:
-    """Log-prob of the next token, and the entropy, at each token [M] of a piece.
+    """Computes at each token of a piece the log-prob of the next token, and the entropy or None,
+    f32[M] each.
 
-    Undefined at a row's last token. Temperature and head_chunk are those of `UpdateConfig`.
+    Values at the last token of a row are undefined. Temperature and head_chunk are those of
+    `UpdateConfig`.
     """
     tokens = piece.tokens[None]
 
@@ -120,11 +123,11 @@ def stream_logprobs(
 
 
 def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
-    """(params, tokens i32[R, W], mask bool[R, W - 1]) -> log-probs f32[R, W - 1], by pieces, jitted
-    on the mesh.
+    """Returns a jitted function (params, tokens i32[R, W], mask bool[R, W - 1]) -> log-probs
+    f32[R, W - 1], computed by pieces on the mesh.
 
-    For old log-probs (recompute) and those of a reference policy. 0 after a row's last token in the
-    mask.
+    It computes recomputed old log-probs and those of the reference policy. Values after the last
+    token of a row in the mask are 0.
     """
     weights = SplitWeights(model, mesh)
 
@@ -161,18 +164,18 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
 
 
 def batch_advantages(config: UpdateConfig, batch: Batch) -> Array:
-    """Advantages f32[R] of the whole batch."""
+    """Computes the advantages f32[R] of the whole batch."""
     advantage = named(config.objective.advantage, objectives.ADVANTAGES)
     return advantage(batch.rewards, batch.group_ids, config.groups, jnp.sum(batch.mask, axis=1))
 
 
 @functools.lru_cache(maxsize=16)
 def make_advantages(mesh: Mesh, config: UpdateConfig):
-    """(batch, ref_gap f32[R, W - 1] or None) -> advantages f32[R], jitted on the mesh, over the
+    """Returns a jitted function (batch, ref_gap f32[R, W - 1] or None) -> advantages f32[R] of the
     whole RL batch.
 
     `ref_gap` is log behaviour - log reference, for a KL penalty in the reward (k1, summed over the
-    response).
+    trained tokens).
     """
 
     def advantages(batch: Batch, ref_gap):
@@ -197,11 +200,13 @@ def gradients(
     config: UpdateConfig,
     mesh: Mesh,
 ):
-    """(gradient f32 of the trainable weights, metrics) of the loss over the whole batch, summed
-    over pieces. See `policy.transformer.trainable`.
+    """Computes (gradient f32 of the trainable weights, metrics) of the loss over the whole batch,
+    summed over pieces and shards. See `policy.transformer.trainable`.
 
-    Metrics are those of `policy_loss`, "sum/computed" (capacity in tokens of all shards' pieces)
-    and "sum/held" (tokens of trained rows with their prompts).
+    Metrics are those of `policy_loss`, "sum/computed" (capacity in tokens of all pieces in use) and
+    "sum/held" (tokens of rows with trained tokens, including their prompts).
+
+    Raises ValueError: `config.whole_responses` is set, but `batch.lengths` is None.
     """
     o = config.objective
     constant = None
@@ -211,7 +216,10 @@ def gradients(
         )
     lengths = batch.lengths if config.whole_responses else None
     if config.whole_responses and lengths is None:
-        raise ValueError("UpdateConfig.whole_responses needs Batch.lengths, which are None")
+        raise ValueError(
+            "UpdateConfig.whole_responses needs Batch.lengths, which are None: build the batch "
+            "with build_batch"
+        )
     token_weights = objectives.token_weights(
         batch.mask, o.aggregation, constant, micro_rows=o.micro_rows, lengths=lengths
     )
@@ -285,9 +293,9 @@ def gradients(
 def metrics_to_log(
     metrics: dict[str, Array], norm: Array, finite: Array, mask: Array
 ) -> dict[str, Array]:
-    """Metrics to log: those of `gradients`, the norm before clipping, `skipped` (the loss or the
-    gradient was not finite), `empty_minibatches` (1 if no token was trained on), and `padding`
-    (computed / held tokens).
+    """Returns the metrics to log: those of `gradients`; the gradient norm before clipping;
+    `skipped` (1 if the loss or the gradient was not finite); `empty_minibatches` (1 if there was no
+    trained token); and `padding` (computed / held tokens).
     """
     sums = {
         name: value for name, value in metrics.items() if name not in ("sum/computed", "sum/held")
@@ -304,10 +312,10 @@ def metrics_to_log(
 def apply_gradients(
     state: TrainState, grads: Any, loss: Array, optimizer: optax.GradientTransformation, mask: Array
 ):
-    """One optimizer step on the weights that have a gradient. Skipped if the loss or the gradient
-    is not finite, or `mask` has no token: momentum, decay and schedule then do not change.
+    """Makes an optimizer step on the trainable weights. Skips it if the loss or the gradient is not
+    finite, or if `mask` has no token; then weights, moments and schedule do not change.
 
-    Returns (state, norm, finite).
+    Returns (state, gradient norm, whether loss and gradient are finite).
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -335,15 +343,15 @@ def apply_gradients(
     )
 
 
-@functools.lru_cache(maxsize=16)  # other trainers with equal settings reuse compiled functions
+@functools.lru_cache(maxsize=16)  # trainers with equal settings share compiled functions
 def make_update(
     model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, config: UpdateConfig
 ):
-    """The jitted update (state, batch, advantages, old_logprobs, ref_logprobs) -> (state, metrics);
-    donates the state.
+    """Returns the jitted update (state, batch, advantages, old_logprobs, ref_logprobs) -> (state,
+    metrics). It donates the state.
 
-    `old_logprobs` and `ref_logprobs` are f32[R, W - 1] or None. Metrics are f32 scalars: those of
-    `policy_loss` and `metrics_to_log`.
+    `old_logprobs` and `ref_logprobs` are f32[R, W - 1] or None. Metrics are the f32 scalars of
+    `metrics_to_log`.
     """
     shardings = state_shardings(model, optimizer, mesh)
     rows = batch_sharding(mesh)

@@ -89,7 +89,7 @@ def test_the_configuration_resolves_its_words():
 @pytest.mark.parametrize(
     "fields,message",
     [
-        ({"eval": "a=hold_out"}, "config.data.hold_out is 0: none are"),
+        ({"eval": "a=hold_out"}, "config.data.hold_out is 0: set it"),
         ({"decontaminate": "eval", "hold_out": 9}, "config.data.eval names no file"),
         ({"eval": "a:x=b.jsonl"}, "config.data.eval: in NAME:SAMPLES=FILE"),
     ],

@@ -390,7 +390,7 @@ def test_tables_that_cannot_be_used(tmp_path):
         ),
         (dict(order="schedule"), "need config.data.pass_rates"),
         (dict(keep_low=0.1), "need config.data.pass_rates"),
-        (dict(pass_rates="x.json"), "config.data.pass_rates is used by .* neither is set"),
+        (dict(pass_rates="x.json"), "config.data.pass_rates=.* is used only by .* neither is set"),
         (
             dict(keep_low=0.5, keep_high=0.4),
             "config.data.keep_high must be between config.data.keep_low and 1; got 0.4",

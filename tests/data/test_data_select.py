@@ -317,11 +317,11 @@ def test_a_run_holds_out_what_it_evaluates_on_and_writes_what_it_left_out(tmp_pa
             ),
         ),
         ("prompt", "{question} \\boxed{}", "is no format string"),
-        ("prompt", "qwen_boxed", "has an instruction of its own"),
+        ("prompt", "qwen_boxed", "already has an instruction"),
         (
             "system",
             "Think.",
-            "config.data.system needs a prompt that goes through the chat template",
+            "config.data.system needs a prompt format that uses the chat template",
         ),
     ],
 )
@@ -351,7 +351,7 @@ def test_system_turns_that_the_prompt_does_not_take_are_counted(tmp_path, caplog
 def test_the_chain_task_has_no_files_to_choose_from():
     config = Config()
     config.data.hold_out = 5
-    with pytest.raises(ValueError, match="config.data.hold_out=.* is for config.data.task='jsonl'"):
+    with pytest.raises(ValueError, match="hold_out=.* is only for config.data.task='jsonl'"):
         config.validate()
 
 

@@ -290,7 +290,7 @@ def test_errors_name_what_is_wrong(policy, prompts):
             e.update(params, prompts[:2], [0], [2, 2])
     assert estimator.metrics()["estimate/steps"] == 0
     with pytest.raises(
-        ValueError, match=r"another one: \.head\['b_in'\] is \(4,\) there, \(8,\) here"
+        ValueError, match=r"another shape: \.head\['b_in'\] is \(4,\) there, \(8,\) here"
     ):
         estimator.load_state_dict(
             ValueEstimator(model, make_mesh(), LENGTH, ROWS, hidden=4).state_dict()

@@ -187,7 +187,7 @@ def test_a_forecast_goes_on_from_its_state():
         np.testing.assert_array_equal(a, b)
     assert first.metrics() == second.metrics()
     assert first.readiness == second.readiness == pytest.approx(50 / 64)
-    with pytest.raises(ValueError, match="the saved forecast is another one: weights is"):
+    with pytest.raises(ValueError, match="the saved forecast has another shape: weights is"):
         Forecast(prompts, 8, buckets=17).load_state_dict(first.state_dict())
 
 

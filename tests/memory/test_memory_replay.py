@@ -351,10 +351,10 @@ def test_damaged_files_are_named(tmp_path):
         whole[:300] + b"\xff" * 9 + whole[309:],
     ):
         path.write_bytes(damage)
-        refuses(path, "not a whole file")
+        refuses(path, "or a damaged one")
     with open(path, "wb") as file:
         np.save(file, np.arange(3))
-    refuses(path, "not a whole file")
+    refuses(path, "or a damaged one")
 
 
 def test_a_token_outside_the_vocabulary_is_named(tmp_path):
@@ -362,7 +362,7 @@ def test_a_token_outside_the_vocabulary_is_named(tmp_path):
     cache = ReplayCache()
     cache.put("worst", response([7, 500]))
     cache.save(path)
-    refuses(path, "'worst' has token id 500; the vocabulary has 500 ids", vocab_size=500)
+    refuses(path, "'worst' has token id 500, but the vocabulary has only 500 ids", vocab_size=500)
 
 
 @pytest.mark.parametrize(

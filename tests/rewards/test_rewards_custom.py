@@ -192,7 +192,7 @@ def test_extra_rewards_as_they_are_written(text, found):
         ("a:f=nan", "'a:f=nan': the weight must be finite"),
         ("a:f,b:f", "two functions are called 'f'"),
         ("a b:f", "'a b:f' must have the form"),
-        ("m:format", "'m:format' is called like a part of the reward that there is already"),
+        ("m:format", "'m:format' has the name of a built-in part of the reward"),
     ],
 )
 def test_extra_rewards_that_cannot_be(text, said):

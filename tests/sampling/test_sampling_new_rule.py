@@ -175,9 +175,9 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     assert config.validate().group_size == 48
     config.set("rule.n", 24)
     for word, message in (
-        ("Greedy", "a prompt may get 48 samples, and a batch has rows for 24 .rule.n."),
+        ("Greedy", "a prompt may get 48 samples, but a batch has only 24 rows"),
         ("Choosy", "config.driver.groups must be prime"),
-        ("Budgeted", "needs budgets, so it must have n_min and n_max"),
+        ("Budgeted", "needs budgets, so it must have the attributes n_min and n_max"),
         ("Bare", "config.rule='other_rules:Bare': TypeError: .*missing.*'m'"),
     ):
         with pytest.raises(ValueError, match=message):

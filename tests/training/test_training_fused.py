@@ -247,9 +247,9 @@ def test_candidates_that_run_out_leave_a_short_batch():
 @pytest.mark.parametrize(
     "path,value,reason",
     [
-        ("training.minibatches", 2, "one update a program"),
+        ("training.minibatches", 2, "makes one optimizer step"),
         ("objective.kl_coef", 0.1, "no reference policy"),
-        ("reward.overlong_buffer", 4, "rewards are the verifier's alone"),
+        ("reward.overlong_buffer", 4, "the reward is the verifier's result only"),
         ("objective.old_logprobs", "recompute", "on-policy already"),
     ],
 )
@@ -263,7 +263,7 @@ def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
 def test_the_fused_step_has_no_rule_that_asks_for_rewards():
     config = small("dapo")
     config.set("rule.metric", "reward")
-    with pytest.raises(ValueError, match="in_loop': rules see verdicts there, no rewards"):
+    with pytest.raises(ValueError, match="needs rewards, but with config.driver.where='in_loop'"):
         config.validate()
 
 

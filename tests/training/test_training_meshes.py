@@ -207,11 +207,11 @@ def test_a_mesh_takes_equally_many_devices_of_every_process():
         (dict(generation_mesh__data=4), "all of data, fsdp and tensor"),
         (
             dict(generation_mesh__data=4, generation_mesh__fsdp=1, generation_mesh__tensor=1),
-            "4 devices on the 2 devices",
+            "has 4 devices and config.mesh 2",
         ),
         (dict(driver__lag=2), "config.driver.lag must be 0 or 1"),
         (dict(driver__max_age=0), "drops all groups"),
-        (dict(driver__where="in_loop"), "one program on one mesh"),
+        (dict(driver__where="in_loop"), "runs on one mesh"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, said):

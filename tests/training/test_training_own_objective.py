@@ -115,13 +115,13 @@ def test_own_advantage_trains(own, tmp_path):
                 "NameError: .*'jnp'"
             ),
         ),
-        ("loss", "odd_losses:odd", "loss='odd_losses:odd': a loss returns .loss per"),
+        ("loss", "odd_losses:odd", "loss='odd_losses:odd': a loss must return a tuple .loss"),
         ("loss.lowest", 1.0, "config.objective.loss: .* unexpected keyword argument 'lowest'"),
         ("loss.clip_low", -0.1, "config.objective.loss: clip_low must not be negative, got -0.1"),
         (
             "advantage",
             "my_losses:Cispo",
-            r"config.objective.advantage='my_losses:Cispo': called with .* it raised TypeError",
+            r"config.objective.advantage='my_losses:Cispo': called with .* raised TypeError",
         ),
     ],
 )

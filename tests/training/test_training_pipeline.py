@@ -386,7 +386,7 @@ def test_time_blocked_is_generation_and_the_rest_scoring(timed):
         ),
         (
             {"depth": 1, "where": "in_loop"},
-            "needs config.driver.depth=0 .scoring is part of the program.*got 1",
+            "needs config.driver.depth=0 .scoring is part of the compiled program.*got 1",
         ),
     ],
     ids=str,

@@ -416,7 +416,8 @@ def test_rewards_inside_the_loop_are_the_verifiers_alone(field, value):
     default = getattr(config.reward, field)
     setattr(config.reward, field, value)
     message = (
-        f"needs config.reward.{field}={default!r} .rewards are the verifier's alone.; got {value!r}"
+        f"needs config.reward.{field}={default!r} .the reward is the verifier's result only.; "
+        f"got {value!r}"
     )
     with pytest.raises(ValueError, match=message):
         config.validate()
