@@ -132,7 +132,8 @@ def test_processes_at_different_places_say_so(two):
     ):
         assert isinstance(mine, OtherProcessError)
         assert str(mine) == (
-            f"{other} is at {there[0]}, and {here} at {there[1]}: they no longer run the same program in the same order"
+            f"{other} is at {there[0]}, and {here} at {there[1]}: they no longer run the "
+            "same program in the same order"
         )
         assert status_of(mine) == ENDED_BY_OTHER
 

@@ -62,8 +62,8 @@ def test_a_run_is_not_resumed_over_a_damaged_file(tmp_path, text, message):
     said = str(error.value)
     assert said.startswith(f"{path} is damaged: ") and message in said and "\n" not in said
     assert said.endswith(
-        "; restore it, or move it away to go on without knowing which settings changed (the "
-        "checkpoints are not touched)"
+        "; restore it, or move it away: the run then continues from its checkpoints, and cannot "
+        "log which settings changed"
     )
     assert path.read_bytes() == before and (tmp_path / "checkpoints" / "4" / "state").is_dir()
     # No damaged/, no metrics begun anew.
