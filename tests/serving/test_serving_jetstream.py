@@ -221,7 +221,7 @@ def test_server_survives_what_it_cannot_serve(server, tokenizer, greedy):
         (R(max_tokens=4, **text("+" + "1" * 5000)), "5001 tokens; this server takes at most 32"),
         (R(max_tokens=4, **tokens([3] * 33)), "33 tokens"),
         (R(max_tokens=4, **tokens([3, 20])), "token ids must be between 0 and 19, got 20"),
-        (R(max_tokens=4, **tokens([-1])), "token id -1"),
+        (R(max_tokens=4, **tokens([-1])), "got -1"),
         (R(max_tokens=-1, **text("+12=")), "between 1 and 12, got -1"),
         (R(**text("+12=")), "got 0"),
         (R(max_tokens=13, **text("+12=")), "got 13"),

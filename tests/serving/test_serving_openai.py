@@ -348,7 +348,7 @@ REFUSED = [
     ({"prompt": ""}, 400, "prompt", "the prompt has 0 tokens"),
     ({"prompt": []}, 400, "prompt", "prompt"),
     ({"prompt": [3, 259]}, 400, "prompt", "token ids must be between 0 and 258, got 259"),
-    ({"prompt": [-1]}, 400, "prompt", "token id -1"),
+    ({"prompt": [-1]}, 400, "prompt", "got -1"),
     ({"prompt": [1.5]}, 400, "prompt", "integer"),
     ({"prompt": ["a", 3]}, 400, "prompt", "prompt"),
     ({}, 400, "prompt", "Field required"),

@@ -126,10 +126,7 @@ def test_whose_workdir_it_is_is_told_apart_from_damage(tmp_path):
         put(path, text)
         with pytest.raises(
             ValueError,
-            match=(
-                "no workdir of experiments/train.py. .* here runs/policy: "
-                "config.model.path takes that"
-            ),
+            match=("is the workdir of supervised fine-tuning, .* --config.model.path=runs/policy"),
         ):
             find_source(checkpoint=str(tmp_path))
     put(path, '{"seed": 0, "model": "base"}')
