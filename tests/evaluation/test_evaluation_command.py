@@ -213,8 +213,8 @@ def test_texts_of_flags():
         (
             ["1", "8"],
             (
-                r"at most config.evaluation.samples \(4\): pass@k needs k responses "
-                r"to a question; got 1,8"
+                r"between 1 and config.evaluation.samples \(4\), because pass@k needs k "
+                r"responses to a question; got 1,8"
             ),
         ),
     ):
