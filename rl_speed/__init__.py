@@ -1,3 +1,3 @@
-"""rl_speed: reinforcement learning with verifiable rewards that spends samples where they teach."""
+"""rl_speed: reinforcement learning with verifiable rewards and selective sampling, in JAX."""
 
 __version__ = "0.2.0"

@@ -13,14 +13,14 @@ PRINT_CONFIG = "print-config"
 
 
 def summary(command: str) -> str:
-    """The first sentence of a command's docstring."""
+    """First paragraph of a command's docstring, on one line."""
     source = (folder("experiments") / f"{command}.py").read_text(encoding="utf-8")
     (first, *_) = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
     return " ".join(first.split())
 
 
 def usage() -> str:
-    """The commands, one line each."""
+    """Help text: the commands, one per line."""
     rows = {command: summary(command) for command in COMMANDS}
     rows[PRINT_CONFIG] = f"Print every setting of a run: {PRINT_CONFIG} [COMMAND] --config=..."
     width = max(map(len, rows))

@@ -1,7 +1,7 @@
-"""The current phase of this process, in words, for the progress bar and the log.
+"""Records the current phase of this process, in words, for the progress bar and the log.
 
-A process has one, like the root logger: code that begins a long phase names it and does not know
-who shows it. No result depends on it.
+There is one `activity` per process, like the root logger. Code that starts a long phase names it,
+and `runtime.progress` shows it. No result depends on it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _SAMPLERS = ("sample_sharded", "begin_sharded", "advance_sharded")
 
 
 class Activity:
-    """The innermost phase, progress of its generation call, and compilation in any thread."""
+    """Current phase, progress of its generation call, and compilations in any thread."""
 
     def __init__(self):
         self._phase = ("", 0.0)
@@ -27,9 +27,7 @@ class Activity:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Sets the phase inside, such as "generating, call 1", and restores the outer one after
-        it.
-        """
+        """Context in which `name` is the phase, such as "generating, call 1"."""
         around = self._phase
         self._phase = (name, time.monotonic())
         try:
@@ -38,12 +36,13 @@ class Activity:
             self._phase = around
 
     def count(self, ended: int, total: int) -> None:
-        """Sets the responses of the current generation call that have ended, and their total."""
+        """Sets the number of finished responses of the current generation call, and their total."""
         self._counts = f": {ended:,} of {total:,} responses"
 
     def now(self) -> tuple[str, float]:
-        """("generating, call 1: 140 of 384 responses", `time.monotonic` at the start of the phase),
-        or ("compiling generation", ...); ("", 0.0) between phases.
+        """Returns (text, `time.monotonic` at the start of the phase); ("", 0.0) between phases.
+
+        The text is such as "generating, call 1: 140 of 384 responses" or "compiling generation".
         """
         with self._lock:
             if self._compiling:
@@ -53,7 +52,7 @@ class Activity:
         return name + self._counts * generates, since
 
     def watch_compilation(self) -> None:
-        """Records compilations from now on. Call once a process: JAX keeps its listeners."""
+        """Starts to record compilations. Call it once per process, because JAX keeps listeners."""
         jax.monitoring.register_scalar_listener(self._begins)
         jax.monitoring.register_event_duration_secs_listener(self._ends)
 

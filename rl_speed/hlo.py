@@ -1,6 +1,4 @@
-"""Reads the text of a compiled program: its collectives, its kernels, and its compiler's time
-estimates.
-"""
+"""Parses the text of a compiled program: collectives, kernels, and the compiler's estimates."""
 
 import dataclasses
 import math
@@ -18,9 +16,11 @@ _SCATTER = "all-reduce-scatter"
 
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """Collectives of one kind in a program's text, each counted once even inside loops.
+    """Collectives of one kind in a program. Each counts once, even inside loops.
 
-    `bytes`: of their results, per device. `looped`: number inside the decode loop.
+    Attributes:
+      count: their number. bytes: size of their results per device. looped: number inside the decode
+        loop.
     """
 
     kind: str
@@ -30,10 +30,10 @@ class Collectives:
 
 
 def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
-    """Collectives in a compiled program's text, largest first.
+    """Finds the collectives in the text of a compiled program, most bytes first.
 
     Args:
-      loop: part of the names of operations inside the decode loops.
+      loop: substring of the lines of operations inside the decode loops.
     """
     found: dict[str, list[tuple[int, bool]]] = {}
     function = ""
@@ -65,7 +65,7 @@ def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
 
 
 def bits_of(kind: str) -> int:
-    """Bits of an XLA number type: bf16, s32, f8e4m3."""
+    """Number of bits of an XLA number type, such as bf16, s32, f8e4m3."""
     return BITS.get(kind) or int(re.search(r"\d+", kind)[0])
 
 
@@ -73,7 +73,7 @@ _KERNEL = re.compile(r'%?(\S+) = .* custom-call\(.*custom_call_target="([^"]*)"'
 
 
 def kernels(text: str) -> dict[str, int]:
-    """Kernels that a program calls (cuDNN's and Pallas's): name -> number of lines that call it."""
+    """Counts the calls of each kernel (cuDNN's and Pallas's) in the text of a program, by name."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         if match := _KERNEL.search(line):
@@ -91,17 +91,17 @@ _WHILE = re.compile(r" while\(.*condition=%?([^\s,]+), body=%?([^\s,]+)")
 _BRANCHES = re.compile(r" conditional\(.*branch_computations=\{([^}]*)\}")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([^\s(]+) \(.*\{$")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-# Value with which the compiler marks an operation that it cannot estimate.
+# The compiler marks an operation that it cannot estimate with at least this many cycles.
 _UNKNOWN = 10**15
 
 
 @dataclasses.dataclass
 class Phases:
-    """Cycles by a TPU compiler's estimate; Pallas kernels have none.
+    """Cycles of a program as estimated by a TPU compiler, without Pallas kernels.
 
     Attributes:
-      once: outside loops of unknown length. loops: one iteration of each such loop, by its name
-        scope (the longest loop of a scope); loops inside count once.
+      once: cycles outside loops of unknown length. loops: cycles of one iteration of each such loop
+        by name scope (of the longest loop in a scope); loops inside it count once.
     """
 
     once: int
@@ -109,9 +109,10 @@ class Phases:
 
 
 def phases(text: str) -> Phases | None:
-    """Estimates of a program; None if it has none, as on GPUs and CPUs.
+    """Sums the cycle estimates in the text of a program; None if it has none, as on GPUs and CPUs.
 
-    Loops with a constant count are multiplied by it. Of branches the longest counts.
+    A loop with a constant number of iterations is multiplied by it. Of the branches of a
+    conditional, only the longest counts.
     """
     bodies: dict[str, list[str]] = {}
     entry = name = ""

@@ -1,7 +1,7 @@
-"""The device mesh and the two tables that shard named weight axes over it.
+"""Device mesh, and the rules that shard named weight axes over it.
 
-Mesh axes: `data` (copies of the weights, different rows), `fsdp` (rows split, weights sharded and
-gathered for use), `tensor` (weights split inside a layer).
+Mesh axes: `data` splits rows and replicates weights; `fsdp` splits rows and shards weights, which
+are gathered for use; `tensor` splits weights inside a layer.
 """
 
 import functools
@@ -35,10 +35,10 @@ GENERATE_RULES: Mapping[str, str | None] = {**TRAIN_RULES, "embed": None}
 def make_mesh(
     data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh with axes ('data', 'fsdp', 'tensor') whose partitioning XLA decides (AxisType.Auto).
+    """Builds a mesh with axes ('data', 'fsdp', 'tensor') of AxisType.Auto.
 
-    Raises ValueError, with the numbers, if the mesh needs more devices than there are, or unequal
-    numbers from its processes.
+    Raises ValueError if the mesh needs more devices than there are, or if it would take different
+    numbers of devices from the processes.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = (data, fsdp, tensor)
@@ -50,21 +50,21 @@ def make_mesh(
     if need > len(devices):
         raise ValueError(
             f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {need} devices, but only "
-            f"{len(devices)} are visible ({devices[0].platform}); lower an axis, or on a CPU ask "
-            f'for more before JAX is used: jax.config.update("jax_num_cpu_devices", {need})'
+            f"{len(devices)} are visible ({devices[0].platform}); lower an axis, or on a CPU set "
+            f'more devices before JAX is used: jax.config.update("jax_num_cpu_devices", {need})'
         )
     taken = Counter(device.process_index for device in devices[:need])
     hosts = sorted({device.process_index for device in devices})
     if len({taken[host] for host in hosts}) > 1:
         raise ValueError(
-            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} takes {need} of {len(devices)} "
-            f"devices, which {len(hosts)} processes have: of process {hosts[0]} it would take "
-            f"{taken[hosts[0]]}, of process {hosts[-1]} {taken[hosts[-1]]}. Take all of them, or "
-            "start fewer processes"
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {need} of the {len(devices)} "
+            f"devices of {len(hosts)} processes: it would take {taken[hosts[0]]} of process "
+            f"{hosts[0]} and {taken[hosts[-1]]} of process {hosts[-1]}. Set the axes so that it "
+            "uses all devices, or start fewer processes"
         )
     types = (jax.sharding.AxisType.Auto,) * len(AXES)
-    # Same order as `jax.make_mesh`, which refuses an axis of 8 on a 4 x 4 torus: here such an axis
-    # takes one torus axis and half of the other.
+    # The order is that of `jax.make_mesh`, which does not allow an axis of 8 on a 4 x 4 torus. Here
+    # such an axis takes one torus axis and half of the other.
     laid = mesh_utils.create_device_mesh(shape, devices[:need], allow_split_physical_axes=True)
     return Mesh(laid, AXES, axis_types=types)
 
@@ -72,9 +72,11 @@ def make_mesh(
 def disjoint(
     sizes: Sequence[int], devices: Sequence[jax.Device] | None = None
 ) -> list[list[jax.Device]]:
-    """Disjoint sets of devices of these sizes, each with equally many of every process.
+    """Returns disjoint sets of devices of these sizes. Each set has equally many devices of every
+    process.
 
-    Raises ValueError, with the numbers, if there are too few, or the processes do not divide them.
+    Raises ValueError if there are too few devices, or the number of processes does not divide a
+    size.
     """
     devices = jax.devices() if devices is None else list(devices)
     hosts: dict[int, list[jax.Device]] = {}
@@ -83,7 +85,8 @@ def disjoint(
     if any(size % len(hosts) for size in sizes):
         raise ValueError(
             f"meshes of {' and '.join(map(str, sizes))} devices cannot be split over "
-            f"{len(hosts)} processes: each must have equally many devices of every mesh"
+            f"{len(hosts)} processes, which must have equally many devices of every mesh: make the "
+            f"sizes multiples of {len(hosts)}"
         )
     each = [size // len(hosts) for size in sizes]
     least = min(map(len, hosts.values()))
@@ -91,7 +94,7 @@ def disjoint(
         raise ValueError(
             f"meshes of {' and '.join(map(str, sizes))} devices that share none need "
             f"{sum(sizes)} devices, but only {least * len(hosts)} are visible "
-            f"({devices[0].platform})"
+            f"({devices[0].platform}); lower an axis of one of the meshes"
         )
     starts = [sum(each[:i]) for i in range(len(each))]
     return [
@@ -101,19 +104,20 @@ def disjoint(
 
 
 def platform_of(mesh: Mesh | None) -> str:
-    """ "cpu", "gpu" or "tpu": platform that programs on the mesh are compiled for; without a mesh,
-    the default device's.
+    """Platform for which programs on the mesh are compiled: "cpu", "gpu" or "tpu".
+
+    Without a mesh it is the default device's.
     """
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     return {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform)
 
 
 def own_axes(mesh: Mesh) -> set[str]:
-    """Manual axes of programs that each row shard runs by itself: `ROWS`, and `tensor` if it has
+    """Manual axes of programs that each row shard runs separately: `ROWS`, and `tensor` if it has
     one device.
 
-    With several devices the partitioner handles `tensor`, and callers of kernels use `over_tensor`:
-    kernels, also those of libraries, need all axes to be manual.
+    With several devices on `tensor` the partitioner handles this axis. Kernels need all axes to be
+    manual, so their callers then use `over_tensor`.
     """
     return set(AXES) if mesh.shape["tensor"] == 1 else set(ROWS)
 
@@ -123,14 +127,13 @@ def over_tensor(
 ) -> Any:
     """Runs function(*args) on each device of `tensor` for its shard of the heads.
 
-    Outside a row shard's program, or if `tensor` is not an axis of the partitioner, the function
-    gets all heads.
+    Every device computes all heads if `tensor` does not divide their number. The function is called
+    directly, with all heads, outside a row shard's program, or if the partitioner does not handle
+    `tensor`.
 
     Args:
-      split: for each argument, a pytree, the axis of its arrays' heads; None for arguments that all
-        devices read whole. out: the axis of the result, or a tuple for several results.
-
-    Heads that `tensor` does not divide are computed by every device.
+      split: for each argument (a pytree) the heads axis of its arrays; None: not split. out: the
+        heads axis of the result, or a tuple for several results. args: arguments of function.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or "tensor" not in mesh.auto_axes:
@@ -159,13 +162,17 @@ def partition_spec(
     shape: Sequence[int],
     rules: Mapping[str, str | None] = TRAIN_RULES,
 ) -> PartitionSpec:
-    """The PartitionSpec of one array.
+    """Returns the PartitionSpec of an array with named axes.
 
     An axis that its mesh axis does not divide is replicated (2 KV heads on tensor=4).
+
+    Args:
+      logical_axes: name of each axis, a key of `rules`; None: replicated. rules: name -> mesh axis.
     """
     if len(logical_axes) != len(shape):
         raise ValueError(
-            f"{len(logical_axes)} logical axes {tuple(logical_axes)} for shape {tuple(shape)}"
+            f"{len(logical_axes)} logical axes {tuple(logical_axes)} for shape {tuple(shape)}: "
+            "give one axis per dimension"
         )
     spec = []
     for name, size in zip(logical_axes, shape):
@@ -181,17 +188,17 @@ def named_sharding(
     shape: Sequence[int],
     rules: Mapping[str, str | None] = TRAIN_RULES,
 ) -> NamedSharding:
-    """`partition_spec` bound to the mesh."""
+    """Returns the NamedSharding of an array with named axes. Arguments: see `partition_spec`."""
     return NamedSharding(mesh, partition_spec(mesh, logical_axes, shape, rules))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Splits axis 0 over `data` and `fsdp`."""
+    """Sharding that splits axis 0 over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device."""
+    """Sharding with a full copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -201,7 +208,7 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def own_row_shards(mesh: Mesh) -> list[int]:
-    """Row shards with devices of this process; all of them if it is the only one."""
+    """Indices of the row shards with devices of this process; all if there is one process."""
     if not spans_processes(mesh):
         return list(range(row_shards(mesh)))
     shards = mesh.devices.reshape(row_shards(mesh), -1)
@@ -212,17 +219,18 @@ def own_row_shards(mesh: Mesh) -> list[int]:
 def spans_processes(mesh: Mesh) -> bool:
     """Whether other processes of this run have devices of the mesh.
 
-    Described chips (`targets`) belong to hosts that do not run.
+    It is False for a mesh of described chips (`targets`), whose hosts do not exist.
     """
     others = (d.process_index != jax.process_index() for d in mesh.devices.flat)
     return jax.process_count() > 1 and any(others)
 
 
 def place(tree: Any, sharding: NamedSharding) -> Any:
-    """Host arrays that every process has, as arrays of the mesh; each process copies the shards of
+    """Places host arrays, which every process has, on the mesh. Each process copies the shards of
     its devices.
 
-    If this process has all devices, they are returned unchanged: a jitted function places them.
+    If this process has all devices, the arrays are returned unchanged, and a jitted function places
+    them.
     """
     if not spans_processes(sharding.mesh):
         return tree
@@ -240,8 +248,11 @@ def place(tree: Any, sharding: NamedSharding) -> Any:
 
 
 def place_parts(make: Callable[[slice], Any], rows: int, mesh: Mesh) -> Any:
-    """`make(slice(0, rows))`, a tree of host arrays with `rows` rows, split over the row shards.
-    Each process makes only its own parts.
+    """Builds a tree of arrays with `rows` rows, split over the row shards. Each process builds only
+    its own rows.
+
+    Args:
+      make: slice of rows -> tree of host arrays with these rows.
     """
     if not spans_processes(mesh):
         return make(slice(0, rows))
@@ -263,11 +274,11 @@ def place_parts(make: Callable[[slice], Any], rows: int, mesh: Mesh) -> Any:
 
 
 def place_rows(shards: Mapping[int, Any], mesh: Mesh) -> Any:
-    """Stacks trees of host arrays, one for each row shard of this process, along a new axis 0 that
-    is split over the row shards.
+    """Stacks trees of host arrays, one per row shard, along a new axis 0 that is split over the row
+    shards.
 
     Args:
-      shards: by the numbers of `own_row_shards`.
+      shards: trees of this process, by index from `own_row_shards`.
     """
     if not spans_processes(mesh):
         return jax.tree.map(lambda *leaves: np.stack(leaves), *shards.values())
@@ -292,9 +303,9 @@ def _whole(mesh: Mesh) -> Callable[[Any], Any]:
 
 
 def gathered(tree: Any, mesh: Mesh) -> Any:
-    """Arrays of the mesh, replicated so that `jax.device_get` returns all of them to every process.
+    """Replicates arrays of the mesh, so that `jax.device_get` returns all of them in every process.
 
-    If other processes hold parts, all processes must call it, in the same order as their other
+    If the mesh spans several processes, all must call it, in the same order as their other
     computations on the mesh.
     """
     if not spans_processes(mesh):

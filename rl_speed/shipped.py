@@ -7,8 +7,8 @@ COMMANDS = ("train", "evaluate", "sft", "serve", "data", "report", "compare")
 
 
 def folder(name: str) -> Path:
-    """The folder "configs" or "experiments": inside the package in a wheel, beside it in a
-    checkout.
+    """Path of the folder "configs" or "experiments". It is inside the package in a wheel, and next
+    to it in a checkout.
     """
     package = Path(__file__).resolve().parent
     inside = package / name

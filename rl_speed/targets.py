@@ -1,7 +1,7 @@
-"""Absent chips. Their compilers are ordinary packages, which compile for a described mesh without
-devices: a program's memory is XLA's own figure for that chip.
+"""Compiles programs for chips that are not present, so that XLA reports their memory on that chip.
 
-`launch/targets.sh` makes an environment with such a compiler; `experiments/train.py --dry_run
+The compilers are ordinary packages, which compile for a described mesh without devices.
+`launch/targets.sh` makes an environment with such a compiler, and `experiments/train.py --dry_run
 --target=...` uses it.
 """
 
@@ -22,12 +22,12 @@ class Chip:
     """Limits of a chip, as its maker publishes them.
 
     Attributes:
-      platform: as in `ModelConfig`. axes: of a topology.
-      flops: bfloat16 operations a second. bandwidth: of its memory, bytes a second. memory: bytes.
-      source: where these are published.
-      clock: cycles a second in which a TPU compiler counts; computed from the peak rate and a
+      platform: "tpu" or "gpu". axes: number of axes of a topology.
+      flops: bfloat16 operations per second. bandwidth: memory bandwidth, bytes per second. memory:
+        bytes. source: web page with these numbers.
+      clock: cycles per second in a TPU compiler's estimates; computed from the peak rate and a
         core's multipliers, because the maker does not publish it.
-      described: for a GPU, XLA's GpuTargetConfigProto.
+      described: name of a GPU, in XLA's GpuTargetConfigProto.
     """
 
     platform: str
@@ -40,7 +40,7 @@ class Chip:
     described: str = ""
 
 
-# XLA compiles for a GPU by these values. A H200 differs in memory and bandwidth.
+# XLA's description of a GPU, with which it compiles. An H200 differs in memory and bandwidth.
 _HOPPER = """
 gpu_device_info {
   cuda_compute_capability { major: 9 }
@@ -75,7 +75,7 @@ CHIPS = {
 
 
 def _be_a_hopper() -> None:
-    """Answers for the described GPU where JAX asks the device that is here which it is."""
+    """Patches JAX's queries of the local device, so that they return the described GPU."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     def can(capability: str) -> bool:
@@ -91,7 +91,7 @@ def _be_a_hopper() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Chips of one kind in a topology: "v5p:2x2x1", or "h100:8"."""
+    """Chips of one kind in a topology, such as "v5p:2x2x1" or "h100:8"."""
 
     name: str
     chip: Chip
@@ -99,7 +99,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """Parses such a topology. Raises ValueError with the known chips."""
+        """Parses a text such as "v5p:2x2x1". Raises ValueError for an unknown chip or topology."""
         name, _, shape = text.removeprefix("tpu-").partition(":")
         if name not in CHIPS:
             raise ValueError(f"--target={text}: no such chip; there are {', '.join(CHIPS)}")
@@ -108,7 +108,7 @@ class Target:
             example = "x".join("2" * chip.axes) if chip.axes > 1 else "8"
             axes = "axes" if chip.axes > 1 else "number"
             raise ValueError(
-                f"--target={text}: {name} wants {chip.axes} {axes}, such as {name}:{example}"
+                f"--target={text}: {name} needs {chip.axes} {axes}, such as {name}:{example}"
             )
         return cls(name, chip, tuple(map(int, shape.split("x"))))
 
@@ -118,22 +118,22 @@ class Target:
         return math.prod(self.shape)
 
     def prepare(self) -> None:
-        """Stops JAX and the compiler from looking for hardware. Call before JAX is used."""
+        """Prevents JAX and the compiler from searching for hardware. Call it before JAX is used."""
         jax.config.update("jax_platforms", "cpu")
-        # A program for an absent chip could be written to the cache, but not read from it.
+        # The cache can store a program for an absent chip, but cannot load it.
         jax.config.update("jax_enable_compilation_cache", False)
         os.environ["TPU_SKIP_MDS_QUERY"] = "1"
         os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-4"
         os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
-        # Several may compile at the same time, because none holds a device.
+        # Several processes may compile at the same time, because none uses a device.
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
         if self.chip.platform == "gpu":
             _be_a_hopper()
 
     def devices(self) -> Sequence[jax.Device]:
-        """Described devices: programs compile for them, and nothing runs.
+        """Returns described devices, for which programs can be compiled but not run.
 
-        Raises ValueError: the compiler is not installed, or refuses the topology.
+        Raises ValueError if the compiler is not installed, or refuses the topology.
         """
         try:
             return self._describe().devices
@@ -142,7 +142,7 @@ class Target:
             environment = "tpu" if self.chip.platform == "tpu" else "cuda13"
             raise ValueError(
                 f"--target={self.name}:{'x'.join(map(str, self.shape))}: its compiler cannot be "
-                f"asked here ({said}). `launch/targets.sh {environment}` makes an environment that "
+                f"used here ({said}). `launch/targets.sh {environment}` makes an environment that "
                 "has it"
             ) from None
 

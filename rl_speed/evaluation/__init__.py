@@ -1,4 +1,4 @@
-"""Evaluation of a policy: accuracy over samples, pass@k."""
+"""Evaluation of a policy on benchmarks: accuracy and pass@k."""
 
 from rl_speed.rollout.evaluate import Evaluation, Evaluations, EvaluationSoFar, evaluate
 from rl_speed.theory.pass_at_k import pass_at_k

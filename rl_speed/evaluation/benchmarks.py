@@ -1,4 +1,4 @@
-"""Benchmarks: named sets of questions, encoded for one policy."""
+"""Loads benchmarks: named sets of questions, encoded for one policy."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ class Benchmark:
     """A named set of questions.
 
     Attributes:
-      prompts: with visits, which key the randomness of their samples. The key is the benchmark's
-        name and the index in its file, so other benchmarks or a limit do not change a question's
-        samples. too_long, bad: rows left out. path: "" for an embedded task. fields: the fields
-        that make up the questions, and the unread ones, for people.
+      prompts: questions with visits, which key the randomness of their samples. A visit depends on
+        the benchmark's name and the question's index in its file only.
+      path: its file; "" for an embedded task. too_long, bad: numbers of rows left out. fields:
+        fields that were read and fields that were not, in words.
     """
 
     name: str
@@ -34,25 +34,28 @@ class Benchmark:
     fields: str = ""
 
     def digest(self) -> str:
-        """`prompts.digest` of its questions."""
+        """Digest of its questions (`prompts.digest`)."""
         return digest(self.prompts)
 
 
 def parse_specs(specs: Sequence[str]) -> dict[str, str]:
-    """{name: file} of "FILE" and "NAME=FILE", each of which may be several separated by commas.
-    FILE is anything that `data.sources.resolve` takes, without a comma; see `held_out.parse_files`.
+    """Parses --data to {name: file}.
 
-    Raises ValueError: two benchmarks of one name, an empty one, one with its own number of samples,
-    or no such file.
+    Args:
+      specs: texts "FILE" or "NAME=FILE", or several separated by commas. FILE is anything that
+        `data.sources.resolve` takes, without a comma; see `held_out.parse_files`.
+
+    Raises ValueError for two benchmarks of one name, an empty name, a number of samples, or a file
+    that does not exist.
     """
     found: dict[str, str] = {}
     for one in (one for whole in specs for one in parse_files(whole, "--data")):
         name = one.name or file_name(one.file)
         if one.samples:
             raise ValueError(
-                f"--data: {name}:{one.samples}: every benchmark gets as many responses to a "
-                "question as config.evaluation.samples says; samples by benchmark are for "
-                "config.data.eval"
+                f"--data: {name}:{one.samples}: remove :{one.samples}; every benchmark gets "
+                "config.evaluation.samples responses to a question (only config.data.eval takes "
+                "samples by benchmark)"
             )
         if not name:
             raise ValueError(f"--data is FILE or NAME=FILE; got {one.file!r}")
@@ -79,13 +82,13 @@ def file_benchmark(
     limit: int = 0,
     fields: Fields = Fields(),
 ) -> Benchmark:
-    """The questions of a file or data set for `load_prompts`.
+    """Loads a benchmark from a file or data set for `load_prompts`.
 
     Args:
       encode: question -> tokens of its prompt. encode_bare: answer -> its tokens, for verifiers
         that compare tokens.
-      max_prompt_length: leave out questions with longer prompts (0: none). limit: first questions
-        to use, counted before any is left out (0: all).
+      max_prompt_length: questions with longer prompts are left out (0: no limit). limit: number of
+        first questions to use, counted before any is left out (0: all).
       fields: names of question and answer fields that are not found automatically.
 
     Raises ValueError with file and line.
@@ -103,14 +106,14 @@ def file_benchmark(
     if not kept:
         raise ValueError(
             f"{path}: all {len(prompts)} prompts are longer than "
-            f"config.data.max_prompt_length={max_prompt_length}"
+            f"config.data.max_prompt_length={max_prompt_length}; raise it"
         )
     return Benchmark(name, kept, path, len(prompts) - len(kept), report.bad, report.fields_text())
 
 
 def longest_prompt(benchmarks: Sequence[Benchmark]) -> int:
-    """Capacity of a prompt in tokens. Above 32 it is rounded up, so most sets of benchmarks share
-    compiled programs.
+    """Capacity of a prompt in tokens: the longest prompt, above 32 rounded up to a multiple of 32,
+    so that most sets of benchmarks share compiled programs.
     """
     longest = max(len(p.tokens) for b in benchmarks for p in b.prompts)
     return longest if longest <= 32 else -(-longest // 32) * 32

@@ -1,4 +1,4 @@
-"""A complete evaluation: draws the samples of benchmarks into a directory, and summarizes it."""
+"""Runs a complete evaluation: draws responses to benchmarks into a folder, and summarizes them."""
 
 import dataclasses
 import os
@@ -36,7 +36,7 @@ PREFILL_CHUNK = 32
 
 
 class Interrupted(Stopped):
-    """An evaluation was stopped between two calls; the message has its progress."""
+    """An evaluation was stopped between two calls; the message has the number of responses."""
 
     def __init__(self, message: str, received: signal.Signals = signal.SIGTERM):
         Exception.__init__(self, message)
@@ -46,13 +46,13 @@ class Interrupted(Stopped):
 def load_benchmarks(
     files: dict[str, str], config: Config, tokenizer: Any, source: Source, limit: int = 0
 ) -> list[Benchmark]:
-    """The benchmarks of `files`; without files the held-out sets of the policy's run, or of its
-    embedded task.
+    """Loads the benchmarks of `files`; without files the held-out sets of the policy's run, or of
+    its embedded task.
 
     Args:
-      config: from `settings.resolve`. It sets how `files` are read; a run's own questions are read
-        as in the run.
-      limit: first questions of each (0: all).
+      files: {name: file} from `parse_specs`. config: from `settings.resolve`; it sets how `files`
+        are read. A run's own questions are read as in the run.
+      limit: number of first questions of each benchmark (0: all).
 
     Raises ValueError that names the invalid setting or file.
     """
@@ -75,8 +75,8 @@ def load_benchmarks(
         return [read(*item, asked.on_bad_row, limit, fields) for item in files.items()]
     if source.config is None and source.directory not in POLICIES:
         raise ValueError(
-            "--data is missing: which questions? (A run's own held-out questions are "
-            "asked with --checkpoint=WORKDIR)"
+            "--data is missing: give a file of questions, or --checkpoint=WORKDIR for a run's own "
+            "held-out questions"
         )
     own = source.config or Config()
     if source.config is None:
@@ -91,7 +91,8 @@ def load_benchmarks(
         ]
     if not (files := data.held_out_files()):
         raise ValueError(
-            "--data is missing: the run that made this policy had no held-out questions of its own"
+            "--data is missing: give a file of questions, because the run of this policy had no "
+            "held-out questions"
         )
     found = []
     fields = build.evaluation_fields(data, needed)
@@ -122,18 +123,19 @@ def run(
     k: Sequence[int] = (1,),
     questions_per_call: int = 0,
 ) -> dict[str, Any]:
-    """Draw and judge the samples that `folder` lacks, and summarize all of them.
+    """Draws and verifies the responses that `folder` lacks, and summarizes all of them.
 
-    The summary (see `measures.summarise`) does not depend on the clock or on interruptions, except
-    for this process's cost, under "now". One program is compiled.
+    The summary (`measures.summarise`) does not depend on time or interruptions, except for "now",
+    the cost of this process. One program is compiled.
 
     Args:
-      config: from `settings.resolve`. judge: of its verifier. notes: kept in evaluation.json, not
-        compared. stop: called before each dispatch. k: of pass@k.
+      config: from `settings.resolve`. judge: verifies responses. folder: see `ResponseFile`. notes:
+        further values for evaluation.json, not compared on resume. stop: called before each
+        dispatch; True ends the evaluation. k: values of k for pass@k.
       questions_per_call: see `settings.capacities`.
 
     Raises: OtherEvaluation and ValueError from `ResponseFile`; Interrupted after `stop` returned
-    True and the work under way was saved.
+    True and the pending calls were saved.
     """
     prompts = [p for b in benchmarks for p in b.prompts]
     prompt_length = longest_prompt(benchmarks)
@@ -193,7 +195,7 @@ def run(
 
 
 def describe_source(source: Source, step: int | None) -> str:
-    """The policy in words, for people."""
+    """Describes the policy in words."""
     if source.directory in POLICIES and source.checkpoints is None:
         return f"the policy of the {POLICIES[source.directory].name} task"
     return source.directory if source.checkpoints is None else f"{source.home.parent}, step {step}"
@@ -202,7 +204,7 @@ def describe_source(source: Source, step: int | None) -> str:
 def settings_of(
     given: Config | None, overrides: Mapping[str, Any], checkpoint: str, step: int | None
 ) -> tuple[Source, Config]:
-    """(the policy, the settings of its evaluation); see `evaluate_policy`."""
+    """Finds the policy and the settings of its evaluation. Arguments: see `evaluate_policy`."""
     model = overrides.get("model.path", given.model.path if given and not checkpoint else "")
     source = find_source(model, checkpoint, step)
     return source, resolve(source.directory, source.config, given, overrides)
@@ -223,20 +225,21 @@ def evaluate_policy(
     overwrite: bool,
     progress: bool,
 ) -> None:
-    """Find policy and questions, `run`, write the results and print them.
+    """Evaluates a policy from the flags of experiments/evaluate.py, and writes and prints the
+    results.
 
     Args:
       given, overrides: see `settings.resolve`. label: name of `given` in the default folder. The
-        others are flags of experiments/evaluate.py.
+        other arguments are flags of the same name.
 
-    Raises: ValueError, OSError: errors that the user can fix. CheckpointError: no checkpoint can be
-    read. Interrupted: by a signal.
+    Raises: ValueError or OSError for errors that the user can fix; CheckpointError if no checkpoint
+    can be read; Interrupted after a signal.
     """
     files = parse_specs(data)
     source, config = settings_of(given, overrides, checkpoint, step)
     of_files = [f for f in ("data.question_field", "data.on_bad_row") if f in overrides]
     if of_files and not files:
-        raise ValueError(f"config.{of_files[0]} is for the files of --data")
+        raise ValueError(f"config.{of_files[0]} needs --data: it sets how its files are read")
     asked = parse_k(k, config.evaluation.samples)
     tokenizer = load_tokenizer(build.policy_directory(config, weights=False))
     sets = load_benchmarks(files, config, tokenizer, source, limit)
@@ -276,7 +279,7 @@ def evaluate_policy(
                 questions_per_call=questions_per_call,
             )
         except Interrupted as error:
-            # By the next start the run may have a newer checkpoint.
+            # The run may have a newer checkpoint at the next start.
             again = f" (with --step={at})" if at is not None and step is None else ""
             raise Interrupted(f"{error}{again}", stop.received) from None
     facts["how"] = (

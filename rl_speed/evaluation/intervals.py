@@ -1,7 +1,6 @@
-"""95% intervals of pass@k, for two different questions.
+"""95% confidence intervals of pass@k, of two kinds.
 
-An evaluation draws n responses to each of Q questions. The certainty of its result depends on what
-is considered random:
+An evaluation draws n responses to each of Q questions. The interval depends on what is random:
 
 - *same questions, other responses*: the benchmark is fixed, and only the sampling of responses is
   random. Use it to compare checkpoints on one benchmark. It shrinks with n.
@@ -9,17 +8,17 @@ is considered random:
   ability in general. The responses to a question then form a cluster, and the interval shrinks only
   with Q (Miller, 'Adding Error Bars to Evals', arXiv 2411.00640).
 
-Each computes its variance V as below, and then Agresti and Coull's interval (1998). In place of a
-count it uses the number of independent trials with this variance, m (1 - m) / V at the mean m (as
-for cluster surveys: Korn and Graubard 1998; Dean and Pagano 2015). So an interval stays inside [0,
-1], is asymmetric near its ends, and never has zero width: theory gives a lower bound on the number
-of trials, and V never takes the questions' own rates for exactly 0 or 1 (see `sampling_variance`).
-Everything is in closed form or iterated deterministically, without random draws.
+Each kind estimates its variance V, and then computes Agresti and Coull's interval (1998). In place
+of a count it uses the number of independent trials with this variance, m (1 - m) / V at the mean m
+(as for cluster surveys: Korn and Graubard 1998; Dean and Pagano 2015). So an interval stays inside
+[0, 1], is asymmetric near 0 and 1, and never has zero width: the number of trials has a theoretical
+lower bound, and V treats no question's pass rate as exactly 0 or 1 (`sampling_variance`). The
+computation is deterministic.
 
-Coverage on simulated benchmarks is tested (tests/evaluation/test_evaluation_intervals.py): near
-0.95, and above it where hardly anything varies. It falls to 0.9, and at worst near 0.8, if k is
-nearly n, or if there are a few dozen questions and the result depends on the few that are sometimes
-solved. No interval can include what no response showed.
+Coverage on simulated benchmarks is tested (tests/evaluation/test_evaluation_intervals.py). It is
+near 0.95, and higher where results hardly vary. It falls to 0.9, and at worst near 0.8, in two
+cases: k is nearly n, or there are a few dozen questions and the result depends on the few that are
+sometimes solved.
 """
 
 import functools
@@ -34,17 +33,15 @@ RATES = np.sin(np.linspace(0, np.pi / 2, 61)) ** 2
 
 @functools.lru_cache
 def failure(n: int, k: int) -> np.ndarray:
-    """C(n - c, k) / C(n, k) for c = 0..n correct responses, f64[n + 1]: the share of k-subsets
-    without a correct one.
+    """Share of k-subsets of n responses without a correct one, for c = 0..n correct responses,
+    f64[n + 1]: C(n - c, k) / C(n, k).
     """
     i = np.arange(k)
     return np.prod(np.clip(n - np.arange(n + 1)[:, None] - i, 0, None) / (n - i), axis=1)
 
 
 def variance_at(rates: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Variance of the pass@k estimate from n responses, for each question pass rate in `rates`,
-    f64.
-    """
+    """Variance of the pass@k estimate from n responses, for each pass rate in `rates`, f64."""
     fail = failure(n, k)
     probability = stats.binom.pmf(np.arange(n + 1), n, np.asarray(rates)[..., None])
     return np.maximum(probability @ fail**2 - (probability @ fail) ** 2, 0.0)
@@ -85,8 +82,8 @@ def sampling_variance(correct: np.ndarray, n: int, k: int) -> float:
     A question's estimate is 1 - F_k, F_k = `failure`, whose mean is (1-p)^k. Hence F_k^2 - F_2k is
     an unbiased estimate of its variance if 2k <= n (for k = 1 it is c (n-c) / n^2 / (n-1)). For
     larger k there is none; then the variance is averaged over the estimated distribution of pass
-    rates. To either, one question with the maximum variance is added, because rates that all look
-    like 0 or 1 are not known to be.
+    rates. In both cases one question with the maximum variance is added, because questions whose
+    responses were all correct or all wrong may have other pass rates than 0 or 1.
     """
     questions = len(correct)
     if 2 * k <= n:
@@ -97,11 +94,11 @@ def sampling_variance(correct: np.ndarray, n: int, k: int) -> float:
 
 
 def adjusted(mean: float, trials: float, z: float = Z) -> tuple[float, float]:
-    """Agresti and Coull's interval for a mean of [0, 1] values, as certain as a share of `trials`
-    coin tosses.
+    """Agresti and Coull's interval for a mean of [0, 1] values, with the certainty of a share among
+    `trials` independent coin tosses.
 
-    It has Wilson's centre and slightly more than its width: Wilson's own coverage falls to 0.88 if
-    one response in a thousand is correct.
+    It has the centre of Wilson's interval and is slightly wider. The coverage of Wilson's interval
+    falls to 0.88 if one response in a thousand is correct.
     """
     trials, mean_ = trials + z * z, (mean * trials + z * z / 2) / (trials + z * z)
     width = z * np.sqrt(mean_ * (1 - mean_) / trials)
@@ -124,11 +121,10 @@ def same_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
 
 
 def other_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
-    """Interval of mean pass@k over the population from which the questions were drawn; arguments as
-    `same_questions`.
+    """Interval of mean pass@k over the population from which the questions were drawn.
 
-    The spread between questions includes both sources of randomness. Student's t, because the
-    spread is itself estimated.
+    The variance between questions includes both sources of randomness. Student's t is used, because
+    this variance is estimated. Arguments: as `same_questions`.
     """
     values = 1 - failure(n, k)[correct]
     questions = len(correct)
@@ -136,7 +132,7 @@ def other_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
     trials = float(questions)
     z = Z
     variance = float(values.var(ddof=1)) / questions if questions > 1 else 0.0
-    # Values in [0, 1] vary at most as coin tosses, whose interval needs no estimated variance.
+    # Values in [0, 1] have at most the variance of coin tosses, which needs no estimate.
     if variance > 0 and (found := mean * (1 - mean) / variance) > trials:
         trials = found
         z = float(special.stdtrit(questions - 1, 0.975))
@@ -144,7 +140,7 @@ def other_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
 
 
 def combine(means: np.ndarray, intervals: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Interval of sum(weights * means) of independent means from their intervals, f64[B, 2], which
+    """Interval of sum(weights * means) for independent means, from their intervals f64[B, 2], which
     may be asymmetric.
 
     Source: Zou and Donner (2008), the method of variance estimates recovery.

@@ -1,5 +1,5 @@
-"""Results of an evaluation: pass@k with intervals, lengths and causes, of a benchmark, of its
-classes, and over benchmarks.
+"""Computes the results of an evaluation: pass@k with intervals, lengths and causes, by benchmark,
+by class, and averaged over benchmarks.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from rl_speed.evaluation.intervals import combine, other_questions, same_questio
 from rl_speed.rewards.pool import UNGRADED
 from rl_speed.theory.pass_at_k import pass_at_k
 
-# Fields of a question's difficulty or kind, as the loaders keep them.
+# Fields of `Prompt.meta` with a question's difficulty or kind.
 CLASS_FIELDS = ("class", "level", "difficulty", "type", "subject")
 BINS = ("never", "(0, 0.2]", "(0.2, 0.4]", "(0.4, 0.6]", "(0.6, 0.8]", "(0.8, 1)", "always")
 NO_ANSWER = "no_answer"
@@ -23,8 +23,8 @@ class Outcomes:
     """Results of the responses to a benchmark: [Q, n] arrays over questions and samples.
 
     Attributes:
-      correct: bool. tokens: i64, length with the end token. truncated: bool, ended by the limit.
-        causes: str, from the verifier.
+      correct: bool. tokens: i64, length with the end token. truncated: bool, whether the response
+        reached the token limit. causes: str, from the verifier.
     """
 
     correct: np.ndarray
@@ -37,8 +37,8 @@ class Outcomes:
 
 
 def pass_table(correct: np.ndarray, k: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """{"1": {"value", "same_questions": [low, high], "other_questions": [low, high]}, ...}:
-    mean unbiased pass@k over questions.
+    """Mean unbiased pass@k over questions, with intervals, by k: {"1": {"value", "same_questions":
+    [low, high], "other_questions": [low, high]}, ...}.
 
     Args:
       correct: bool[Q, n].
@@ -56,16 +56,16 @@ def pass_table(correct: np.ndarray, k: Sequence[int]) -> dict[str, dict[str, Any
 
 
 def curve(samples: int, k: Sequence[int]) -> list[int]:
-    """The k at which pass@k is plotted: the given ones, powers of two, and the number of
+    """Values of k at which pass@k is plotted: the given ones, powers of two, and the number of
     samples.
     """
     return sorted({*k, *(2**i for i in range(samples.bit_length())), samples})
 
 
 def pass_rate_bins(correct: np.ndarray) -> dict[str, int]:
-    """Number of questions by measured pass rate.
+    """Number of questions in each of `BINS`, by measured pass rate.
 
-    No intervals: a question's bin depends on the same responses that would be counted.
+    The counts have no intervals, because a question's bin depends on the same responses.
     """
     right = correct.sum(1)
     n = correct.shape[1]
@@ -74,8 +74,8 @@ def pass_rate_bins(correct: np.ndarray) -> dict[str, int]:
 
 
 def describe_responses(outcomes: Outcomes) -> dict[str, Any]:
-    """Length in tokens; shares of all responses that are truncated, without an answer, or not
-    graded; counts by cause.
+    """Statistics of responses: length in tokens; shares that are truncated, without an answer, or
+    not graded; counts by cause.
     """
     causes, counts = np.unique(outcomes.causes, return_counts=True)
     return {
@@ -91,10 +91,10 @@ def describe_responses(outcomes: Outcomes) -> dict[str, Any]:
 def measure(
     outcomes: Outcomes, meta: Sequence[Mapping[str, Any]], k: Sequence[int]
 ) -> dict[str, Any]:
-    """All results of one benchmark, in plain types.
+    """Computes all results of one benchmark, in JSON types.
 
     Args:
-      meta: of each question. k: for pass@k; average@n, which is pass@1, is always included.
+      meta: `Prompt.meta` of each question. k: for pass@k; 1 is always included.
     """
     samples = outcomes.correct.shape[1]
     classes = {}
@@ -122,9 +122,10 @@ def measure(
 def average(
     benchmarks: Mapping[str, Mapping[str, Any]], weights: Sequence[float]
 ) -> dict[str, dict[str, Any]]:
-    """Weighted pass@k over benchmarks, with intervals as for independent ones; `weights` sum to 1.
+    """Weighted mean of pass@k over benchmarks, with intervals, in the form of `pass_table`.
 
-    Same form as `pass_table`.
+    Args:
+      benchmarks: results by name. weights: their weights, which sum to 1.
     """
     tables = [b["pass_at"] for b in benchmarks.values()]
     weights = np.asarray(weights)
@@ -144,8 +145,8 @@ def summarise(
     meta: Mapping[str, Sequence[Mapping[str, Any]]],
     k: Sequence[int],
 ) -> dict[str, Any]:
-    """{"benchmarks": by name, "macro_average": equal weight per benchmark, "weighted_average":
-    equal weight per question}.
+    """Computes the results of an evaluation: {"benchmarks": results by name, "macro_average": equal
+    weight per benchmark, "weighted_average": equal weight per question}.
     """
     benchmarks = {name: measure(outcomes[name], meta[name], k) for name in outcomes}
     questions = np.array([b["questions"] for b in benchmarks.values()], float)

@@ -1,4 +1,4 @@
-"""table.md, summary.json and plot.png of an evaluation."""
+"""Writes table.md, summary.json and plot.png of an evaluation."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ AVERAGES = {"macro_average": "average of benchmarks", "weighted_average": "avera
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table with aligned columns; the first row is its head."""
+    """Lines of a Markdown table with aligned columns; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |"
@@ -65,7 +65,7 @@ def _responses_row(name: str, b: Mapping[str, Any]) -> list[str]:
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Tables of accuracy, responses, pass rates and classes, without a heading."""
+    """Markdown tables of accuracy, responses, pass rates and classes, without a heading."""
     k = summary["k"]
     benchmarks = summary["benchmarks"]
     samples = next(iter(benchmarks.values()))["samples"]
@@ -125,8 +125,8 @@ def tables(summary: Mapping[str, Any]) -> str:
 
 
 def plot(summary: Mapping[str, Any], path: Path) -> Path:
-    """Plot pass@k over k by benchmark, and accuracy by class (of the benchmark's first class
-    field), both with intervals.
+    """Plot pass@k over k by benchmark, and accuracy by class (of each benchmark's first class
+    field), with intervals.
     """
     plt = pyplot()
     benchmarks = summary["benchmarks"]
@@ -198,9 +198,10 @@ def plot(summary: Mapping[str, Any], path: Path) -> Path:
 def write_results(
     summary: Mapping[str, Any], folder: Path, title: str, facts: Mapping[str, Any]
 ) -> list[Path]:
-    """Write table.md, summary.json and plot.png in `folder`.
+    """Write table.md, summary.json and plot.png in `folder`. Returns the files.
 
-    `facts`: command, date, device and the like, shown in both texts.
+    Args:
+      facts: command, date, device and the like, for table.md and summary.json.
     """
     head = [
         f"# {title}",
@@ -210,9 +211,8 @@ def write_results(
         ", ".join(str(v) for n, v in facts.items() if n != "command") + ".",
         "",
         (
-            "Intervals say what to expect had other responses been drawn to the same questions, "
-            "and what had the questions been others of their kind, too "
-            "(rl_speed/evaluation/intervals.py)."
+            "There are two kinds of intervals: for other responses to the same questions, and for "
+            "other questions of the same kind (rl_speed/evaluation/intervals.py)."
         ),
         "",
     ]

@@ -1,5 +1,5 @@
-"""The directory of an evaluation: its identity, and every response with its verdict, line by line,
-to resume from.
+"""Folder of an evaluation: its identity (evaluation.json), and every response with its verdict
+(responses.jsonl), from which it resumes.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ IDENTITY = "evaluation.json"
 
 
 class OtherEvaluation(ValueError):
-    """The directory holds another evaluation, or one with other settings."""
+    """The folder holds another evaluation, or one with other settings."""
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Differences, each as "settings.top_p: 1.0 there, 0.95 here"."""
+    """Lists the differences of two identities, such as "settings.top_p: 1.0 there, 0.95 here"."""
     found = []
     for name in [*here, *(n for n in there if n not in here)]:
         a = there.get(name, "absent")
@@ -40,22 +40,22 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str =
 
 
 class ResponseFile:
-    """responses.jsonl, to which each call appends.
+    """Reads and appends to responses.jsonl.
 
-    Responses are stored in drawing order: by benchmark, then question, then sample. So existing
+    Responses are stored in drawing order: by benchmark, then question, then sample. So the stored
     ones are a prefix, and a resumed evaluation writes the same file.
 
     Args:
-      folder: created if missing. identity: what defines the evaluation, in JSON types; kept in
-        evaluation.json. notes: also kept there, not compared. overwrite: begin anew and replace
-        what is there.
+      folder: created if missing. identity: values that define the evaluation, in JSON types; stored
+        in evaluation.json and compared on resume. notes: stored there and not compared. samples:
+        responses per question. overwrite: whether to delete existing responses.
 
     Attributes:
-      done: responses in the file. total: responses at the end.
+      done: responses in the file. total: responses of the complete evaluation.
 
     Raises:
-      OtherEvaluation: the existing evaluation has another identity; says what differs. ValueError:
-        a line is invalid (only the last may be cut short; it is removed).
+      OtherEvaluation: the existing evaluation has another identity; names the differences.
+        ValueError: a line is invalid. (An incomplete last line is removed.)
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class ResponseFile:
         self._take_in(path)
 
     def _require_same(self, identity: dict[str, Any]) -> None:
-        advice = "restore it, choose another --out, or --overwrite to begin anew"
+        advice = "restore it, choose another --out, or --overwrite to start again"
         try:
             there = read_object(self.folder / IDENTITY, advice).get("identity")
         except OSError as error:
             raise OtherEvaluation(
                 f"{self.folder} holds {RESPONSES} without a readable {IDENTITY} "
-                f"({error.strerror}): choose another --out, or --overwrite to begin anew"
+                f"({error.strerror}): choose another --out, or --overwrite to start again"
             ) from None
         except ValueError as error:
             raise OtherEvaluation(str(error)) from None
@@ -112,7 +112,7 @@ class ResponseFile:
             more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
             raise OtherEvaluation(
                 f"{self.folder} holds another evaluation: {'; '.join(found[:4])}{more}. Choose "
-                "another --out, or --overwrite to begin anew"
+                "another --out, or --overwrite to start again"
             )
 
     def _take_in(self, path: Path) -> None:
@@ -127,12 +127,15 @@ class ResponseFile:
                     name, place, identifier = self._questions[row // self._samples]
                     want = (name, place, identifier, row % self._samples)
                     if (line["benchmark"], line["question"], line["id"], line["sample"]) != want:
-                        raise ValueError("not the response that belongs here")
+                        raise ValueError(
+                            f"the line must be the response to question {place} of {name}, sample "
+                            f"{row % self._samples}"
+                        )
                     self._note(line["correct"], line["tokens"], line["truncated"], line["cause"])
                 except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
                     raise ValueError(
                         f"{path}:{number}: {error!r}; restore the file, or "
-                        "--overwrite to begin anew"
+                        "--overwrite to start again"
                     ) from None
                 good += len(raw)
         self._file.truncate(good)
@@ -153,8 +156,7 @@ class ResponseFile:
     def append(self, rollouts: Rollouts, verdicts: Verdicts) -> None:
         """Append the next responses, in drawing order, to the file.
 
-        Raises OSError if they cannot be written (a full disk): a partial write is removed, so the
-        file is as before.
+        Raises OSError if they cannot be written (full disk); the file then keeps its old content.
         """
         lines = []
         noted = []
@@ -192,14 +194,14 @@ class ResponseFile:
                 self._file.truncate(good)
             raise OSError(
                 error.errno,
-                f"cannot write responses ({error.strerror}): the {self.done} of {self.total} that "
-                "are there stay, those of the last call are drawn again. Make room, and the same "
-                "command goes on from there",
+                f"cannot write responses ({error.strerror}): {self.done} of {self.total} are "
+                "saved, and those of the last call are drawn again. Free disk space, and repeat "
+                "the command to continue",
                 str(self.folder / RESPONSES),
             ) from None
 
     def outcomes(self) -> dict[str, Outcomes]:
-        """Outcomes by benchmark; all responses must exist."""
+        """Returns the outcomes by benchmark. All responses must exist."""
         table = Outcomes(
             *(
                 np.asarray(x).reshape(-1, self._samples)
@@ -223,9 +225,11 @@ def identity_of(
     benchmarks: Sequence[Benchmark],
     prompt_length: int,
 ) -> dict[str, Any]:
-    """The identity of an evaluation: two with the same identity have the same responses.
+    """Builds the identity of an evaluation. Two with the same identity have the same responses.
 
-    `prompt_length`: capacity of a prompt, in tokens.
+    Args:
+      settings: from `settings.fingerprint`. policy: from `model_facts`. prompt_length: capacity of
+        a prompt in tokens.
     """
     return {
         "settings": {**settings, "prompt_length": prompt_length},
@@ -238,7 +242,7 @@ def identity_of(
 
 
 def model_facts(model: Any, weights: str, end_tokens: Sequence[int]) -> dict[str, Any]:
-    """A policy's part of the identity: its weights' digest, its shape, and its end tokens."""
+    """Builds a policy's part of the identity: digest of the weights, end tokens, architecture."""
     return {
         "weights": weights,
         "end_tokens": ",".join(map(str, end_tokens)),

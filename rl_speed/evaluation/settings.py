@@ -1,4 +1,4 @@
-"""Fields of a `Config` that an evaluation uses, and the precedence of their sources."""
+"""Lists the fields of a `Config` that an evaluation uses, and resolves their values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from rl_speed.config.command import nearest
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.prompt_formats import PROMPTS
 
-# Fields taken from the policy's run: end tokens, and limits of its machine. The fields of ASKED
-# (sampling, prompt, verifier) are taken from the run only if no file is given.
+# Fields that always come from the policy's run: end tokens, and limits of its machine. Fields of
+# ASKED (sampling, prompt, verifier) come from the run only if no file is given.
 MACHINE = (
     "model.end_tokens sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor "
     "reward.timeout_s reward.stall_s reward.workers reward.batch_size"
@@ -19,8 +19,8 @@ ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
     "data.system reward.verifier reward.mode"
 ).split()
-# Questions, weights and end tokens have their own identity (`responses.model_facts`). The verifier
-# gives the same results with other worker settings.
+# Fields that are not part of the identity. Questions, weights and end tokens have their own entries
+# (`responses.identity_of`), and worker settings do not change the verifier's results.
 NO_MATTER = (
     "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
     "reward.stall_s reward.workers reward.batch_size"
@@ -39,28 +39,29 @@ def resolve(
     given: Config | None = None,
     overrides: Mapping[str, Any] = {},
 ) -> Config:
-    """The settings of an evaluation; all other fields have their defaults.
+    """Builds the settings of an evaluation. Fields that an evaluation does not use have their
+    defaults.
 
     Overrides take precedence over the given file, and the file over the run. Without a file, a
-    policy that no run made is prompted as in configs/evaluation.py. The samples, the seed and how
-    questions are read never come from the run.
+    policy without a run is prompted as in configs/evaluation.py. The number of samples, the seed
+    and the reading of questions never come from the run.
 
     Args:
-      directory: of the policy, or a key of POLICIES. run: config of the run that made it. given:
-        the file of `--config`.
-      overrides: values by "section.field". A prompt in them drops the system turn, and also the
-        instruction if the prompt has its own; but not those that are also overridden.
+      directory: directory of the policy, or a key of POLICIES. run: config of the policy's run.
+        given: the file of `--config`.
+      overrides: values by "section.field". An override of data.prompt clears the system turn, and
+        the instruction if the prompt format has its own, unless they are also overridden.
 
     Raises ValueError with the first invalid field.
     """
     if unknown := [path for path in overrides if path not in FIELDS]:
         near = ", ".join(f"config.{name}" for name in nearest(unknown[0], FIELDS))
         raise ValueError(
-            f"--config.{unknown[0]}: an evaluation does not look at it; "
+            f"--config.{unknown[0]}: an evaluation does not use this field; "
             + (
                 f"nearest: {near}"
                 if near
-                else "rl_speed/evaluation/settings.py lists what it looks at"
+                else "rl_speed/evaluation/settings.py lists the fields that it uses"
             )
         )
     base = given or presets.evaluation(directory if directory in POLICIES else "chat")
@@ -78,17 +79,22 @@ def resolve(
 
 
 def fingerprint(config: Config, questions_per_call: int = 0) -> dict[str, Any]:
-    """Settings that determine responses and results; equal ones may share a directory."""
+    """Settings that determine responses and verdicts. Evaluations with equal ones may share a
+    folder.
+    """
     values = {_leaf(path): config.get(path) for path in FIELDS if path not in NO_MATTER}
     return {**values, "questions_per_call": questions_per_call}
 
 
 def capacities(config: Config, questions: int, questions_per_call: int = 0) -> tuple[int, int]:
-    """(work items per generation call, maximum samples of one item).
+    """(requests per generation call, most samples of one request).
 
-    Eight samples per slot, so that slots are busy while the last responses of a call end. At most
-    two work items per slot, because their contexts are held. Never more than exist. Further samples
-    of a question are drawn in later calls.
+    A call has eight samples per slot, so that slots are busy while its last responses end. It has
+    at most two requests per slot, because their contexts take memory, and no more than exist.
+    Further samples of a question are drawn in later calls.
+
+    Args:
+      questions: number of all questions. questions_per_call: requests per call; 0: the above.
     """
     samples = config.evaluation.samples
     slots = config.sampler.slots
@@ -98,19 +104,20 @@ def capacities(config: Config, questions: int, questions_per_call: int = 0) -> t
 
 
 def parse_k(texts: Sequence[str] | None, samples: int) -> tuple[int, ...]:
-    """The k of pass@k: (1, 8) for ["8", "1"]; for None 1, 8 and 32, up to the number of samples.
+    """Parses --k to sorted values of k: (1, 8) for ["8", "1"]. The default, None, is 1, 8 and 32,
+    up to the number of samples.
 
-    Raises ValueError: no number, below 1, or more than the samples.
+    Raises ValueError for a text that is no number, or a number below 1 or above `samples`.
     """
     if not texts:
         return tuple(k for k in (1, 8, 32) if k <= samples)
     for text in texts:
         if not text.strip().isdigit():
-            raise ValueError(f"--k must be numbers with commas between them; got {text!r}")
+            raise ValueError(f"--k must be numbers separated by commas; got {text!r}")
     k = sorted(set(map(int, texts)))
     if k[0] < 1 or k[-1] > samples:
         raise ValueError(
-            f"--k must be numbers of at least 1, and at most config.evaluation.samples ({samples}"
-            f"): pass@k needs k responses to a question; got {','.join(map(str, k))}"
+            f"--k must be between 1 and config.evaluation.samples ({samples}), because pass@k "
+            f"needs k responses to a question; got {','.join(map(str, k))}"
         )
     return tuple(k)

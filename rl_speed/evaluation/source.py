@@ -1,5 +1,5 @@
-"""The policy to evaluate: a Hugging Face directory, a run (finished or not), one of its
-checkpoints, or the embedded one.
+"""Finds and loads the policy to evaluate: a Hugging Face directory, a run (finished or not), one of
+its checkpoints, or the embedded policy.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The location of a policy.
+    """Location of a policy.
 
     Attributes:
       directory: Hugging Face directory (or name on the hub, or key of POLICIES) of its architecture
         and tokenizer; without `checkpoints` also of its weights.
-      config: of the run that made it; None without a run. checkpoints: folder of checkpoints by
-        step.
-      step: the checkpoint to use; None: the newest readable one.
       home: default folder for its evaluations.
+      config: configuration of its run; None without a run. checkpoints: folder of the run's
+        checkpoints.
+      step: checkpoint to use; None: the newest readable one.
     """
 
     directory: str
@@ -57,22 +57,22 @@ def is_run(directory: Path) -> bool:
 
 
 def _home(model: Path) -> Path:
-    """Default evaluation folder, not in the model's directory: that may be another user's, or
+    """Default evaluation folder. It is not in the model's directory, which may be another user's or
     read-only.
     """
     return Path("runs/evaluate") / model.resolve().name
 
 
 def find_source(model: str = "", checkpoint: str = "", step: int | None = None) -> Source:
-    """The source that config.model.path, `--checkpoint` and `--step` select.
+    """Finds the policy that config.model.path, `--checkpoint` and `--step` select.
 
-    Raises ValueError or FileNotFoundError that names what is missing.
+    Raises ValueError or FileNotFoundError that names the flag and the problem.
     """
     if model and checkpoint:
         raise ValueError("config.model.path and --checkpoint both name a policy: give one of them")
     if not checkpoint:
         if step is not None:
-            raise ValueError("--step chooses among the checkpoints of a run: it needs --checkpoint")
+            raise ValueError("--step selects a checkpoint of a run: give --checkpoint=WORKDIR, too")
         if not model or model in POLICIES:
             return Source(model or EMBEDDED, Path("runs/evaluate") / (model or EMBEDDED))
         if is_hub_name(model):
@@ -85,11 +85,16 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
         raise FileNotFoundError(f"--checkpoint: {checkpoint}: no such directory")
     if is_model(at):
         if step is not None:
-            raise ValueError(f"--step: {at} is an exported policy and has no steps")
+            raise ValueError(
+                f"--step: {at} is an exported policy and has no steps: leave out --step, or give "
+                "the workdir of the run as --checkpoint"
+            )
         return Source(str(at), _home(at))
     if (at / "state").is_dir() and at.resolve().name.isdigit():
         if step not in (None, int(at.resolve().name)):
-            raise ValueError(f"--step={step}: {at} is the checkpoint of another step")
+            raise ValueError(
+                f"--step={step}: {at} is the checkpoint of another step: leave out --step"
+            )
         at, step = at.resolve().parent.parent, int(at.resolve().name)
     elif at.resolve().name == "checkpoints":
         at = at.resolve().parent
@@ -97,25 +102,27 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
         raise FileNotFoundError(
             f"--checkpoint: {checkpoint} is neither the workdir of a run (config.json and "
             "checkpoints/), nor a checkpoint inside one, nor an exported policy (config.json and "
-            "model.safetensors). Where a run's checkpoints lie outside of its workdir, give the "
-            "workdir, and --step"
+            "model.safetensors). If the run's checkpoints are outside its workdir, give the "
+            "workdir and --step"
         )
     advice = "restore it, or give --checkpoint an exported policy"
     values = read_settings(at / "config.json", advice, supervised=True)
     if is_supervised(values):
         raise ValueError(
-            f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning "
-            f"writes its policy to --out, here {values['out']}: config.model.path takes that"
+            f"--checkpoint: {at} is the workdir of supervised fine-tuning, which writes its policy "
+            f"to --out: give --config.model.path={values['out']} instead of --checkpoint"
         )
-    # An evaluation reads neither section, and they may name functions that are not here.
+    # An evaluation reads neither section, and they may name functions that cannot be imported here.
     config = config_of({k: v for k, v in values.items() if k not in ("rule", "objective")})
     folder = checkpoint_folder(at, config.checkpoints.dir)
     steps = saved_steps(folder)
     if not steps:
-        raise FileNotFoundError(f"--checkpoint: {folder} holds no whole checkpoint (yet)")
+        raise FileNotFoundError(
+            f"--checkpoint: {folder} holds no finished checkpoint; wait until the run has saved one"
+        )
     if step is not None and step not in steps:
         raise FileNotFoundError(
-            f"--step={step}: {folder} holds the steps {', '.join(map(str, steps))}"
+            f"--step={step}: {folder} has no such step; choose one of {', '.join(map(str, steps))}"
         )
     directory = config.model.path
     # The run's starting policy has the architecture; its export, if any, has the same.
@@ -125,12 +132,12 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
 
 
 def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Policy, int | None]:
-    """(the policy on the mesh, the step of its checkpoint).
+    """Loads a policy onto a mesh: (policy, step of its checkpoint or None).
 
-    Only the parameters of a checkpoint are read, directly into their shards.
+    Of a checkpoint only the parameters are read, directly into their shards.
 
     Args:
-      config: with `model.path`, `model.compute_dtype` and the decode settings.
+      config: its `model.path`, `model.compute_dtype` and decode settings are used.
 
     Raises: ValueError or FileNotFoundError with the file or array; CheckpointError if no checkpoint
     can be read.
@@ -149,13 +156,16 @@ def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Polic
         except Exception as error:  # noqa: BLE001 (damage takes any form, and a run under way deletes its oldest checkpoint)
             failures.append(f"step {step}: {(str(error).strip() or repr(error)).splitlines()[0]}")
             log.warning("%s cannot be read (%s)", source.checkpoints / str(step), failures[-1])
-    raise CheckpointError(f"no checkpoint in {source.checkpoints} can be read; {failures[0]}")
+    raise CheckpointError(
+        f"no checkpoint in {source.checkpoints} can be read; {failures[0]}. Restore one of them "
+        "from a copy"
+    )
 
 
 @jax.jit
 def _sums(params: Any) -> jax.Array:
-    """u32[leaves]: for each weight the sum of its bits times an odd number per position, modulo
-    2^32; the same on every mesh.
+    """Checksum of each weight array, u32[leaves]: sum of bits times an odd number per position,
+    modulo 2^32; the same on every mesh.
     """
 
     def one(x):
@@ -174,5 +184,5 @@ def _sums(params: Any) -> jax.Array:
 
 
 def digest(params: Any) -> str:
-    """16 hexadecimal digits that identify a policy's weights, from any source."""
+    """Digest of a policy's weights, 16 hexadecimal digits; the same from any source and mesh."""
     return hashlib.sha256(np.asarray(_sums(params)).astype("<u4").tobytes()).hexdigest()[:16]

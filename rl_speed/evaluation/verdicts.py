@@ -1,4 +1,4 @@
-"""Verdicts on responses, with their causes and the answer read from each."""
+"""Verifies responses: verdicts, their causes, and the answer read from each response."""
 
 import dataclasses
 import re
@@ -30,8 +30,11 @@ NONFINITE = "nonfinite"
 
 @dataclasses.dataclass(frozen=True)
 class Verdicts:
-    """Results of n responses: correct bool[n], the verifier's cause, the text, and its answer
-    (None: none found, or not searched).
+    """Verdicts on n responses.
+
+    Attributes:
+      correct: bool[n]. causes: the verifier's cause of each. texts: decoded responses. answers: the
+        answer in each text; None: not found, or not searched for.
     """
 
     correct: np.ndarray
@@ -44,15 +47,17 @@ class Judge:
     """Verifies responses with the verifier of `config.reward`; a hang or crash affects only its own
     response.
 
-    Causes are those of `MathVerifier` and of `FunctionRewards`. Verifiers in JAX have "no_answer"
-    if there is nothing to compare (exact: the response did not end; integer: no box, or with mode
-    "free" no digit), "beyond_window" if an incorrect response has an answer before the tokens that
-    "integer" reads, else "ok". A response that ended with non-finite logits is always incorrect,
-    with the cause "nonfinite".
+    Causes are those of `MathVerifier` and `FunctionRewards`. For verifiers in JAX they are:
+      "no_answer": no answer to compare (exact: the response did not end; integer: it has no box, or
+        with mode "free" no digit).
+      "beyond_window": a wrong response with an answer before the tokens that "integer" reads.
+      "ok": all others.
+    A response that non-finite logits ended is always wrong, with the cause "nonfinite".
 
     Args:
-      prompts: all prompts to be judged. Raises ValueError at once, with the prompt, for an answer
-        that the verifier cannot use; also for a function that cannot be used.
+      prompts: all prompts whose responses will be verified.
+
+    Raises ValueError, with the prompt, for an answer or a reward function that cannot be used.
     """
 
     def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
@@ -117,7 +122,7 @@ class Judge:
         return [None] * len(texts)  # math-verify searches the whole text
 
     def close(self) -> None:
-        """End the verifier's processes, if there are any."""
+        """End the worker processes of the verifier, if any."""
         if self._host is not None:
             self._host.verifier.close()
 

@@ -1,4 +1,4 @@
-"""From prompts to scored groups: generation calls, host driver, prompts in flight, the sampling
+"""Turns prompts into scored groups: generation calls, host driver, prompts in flight, sampling
 buffer, held-out evaluation.
 """
 

@@ -13,20 +13,19 @@ ORDERS = ("fifo", "random")
 
 
 class BufferFull(ValueError):
-    """The groups to add do not all fit. None was added."""
+    """The groups to add do not all fit; none was added."""
 
 
 class SamplingBuffer:
     """Holds at most `capacity` complete groups, and never drops one silently.
 
-    The producer checks `free` (or `full`) before it screens more prompts. It stops screening when
-    the buffer is full.
+    The producer checks `free` or `full` before it screens more prompts.
 
     Args:
-      capacity: groups.
-      order: "fifo" takes the oldest first (released code), "random" draws without replacement (the
-        paper's "sample").
-      max_age: groups older than this many policy updates are removed by `expire`; None keeps all.
+      capacity: most groups.
+      order: "fifo" takes the oldest first (SPEED's released code), "random" draws without
+        replacement (the paper's "sample").
+      max_age: `expire` removes groups older than this many policy updates; None keeps all.
       seed: seed of the random order.
 
     Raises:
@@ -81,13 +80,13 @@ class SamplingBuffer:
         self._groups.extend(groups)
 
     def take(self, n: int) -> list[Rollouts]:
-        """Removes and returns n groups, in order of arrival or drawn at random.
+        """Removes and returns n groups: the oldest, or random ones.
 
         Raises:
-          ValueError: fewer than n are held.
+          ValueError: the buffer holds fewer than n.
         """
         if not 0 <= n <= len(self):
-            raise ValueError(f"cannot take {n} groups: the sampling buffer holds {len(self)}")
+            raise ValueError(f"cannot take {n} groups: the sampling buffer holds only {len(self)}")
         if self.order == "fifo":
             rows = range(n)
         else:
@@ -102,10 +101,8 @@ class SamplingBuffer:
         return taken
 
     def expire(self, now: int) -> list[Rollouts]:
-        """Removes and returns the groups whose oldest sample has an age above `max_age` at policy
-        version `now`.
-
-        They are counted in `metrics`. The caller decides what happens to their prompts.
+        """Removes and returns the groups whose oldest sample is older than `max_age` at policy
+        version `now`, and counts them in `metrics`.
         """
         if self.max_age is None:
             return []
@@ -115,7 +112,9 @@ class SamplingBuffer:
         return old
 
     def metrics(self, now: int) -> dict[str, float]:
-        """Groups held and expired so far; mean and largest age of those held (0 when empty)."""
+        """Groups held, groups expired so far, and mean and largest age of those held (0 if
+        empty).
+        """
         ages = [self._age(group, now) for group in self._groups] or [0]
         return {
             "buffer/size": float(len(self)),
@@ -125,7 +124,7 @@ class SamplingBuffer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as nested dicts of integers, strings and (never empty) numpy arrays."""
+        """State for `load_state_dict`: nested dicts of integers, strings and non-empty arrays."""
         return {
             "order": self.order,
             "seed": self._seed,
@@ -135,23 +134,24 @@ class SamplingBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces the contents.
-
-        Capacity and maximum age are not restored: they may change on resume.
+        """Restores the groups and counters of `state_dict`, but not capacity and maximum age, which
+        may change on resume.
 
         Raises:
           BufferFull: more groups were saved than fit.
-          ValueError: the saved buffer had another order or seed, so the next draws would differ.
+          ValueError: the saved buffer has another order or seed, so the next draws would differ.
         """
         for name, mine in (("order", self.order), ("seed", self._seed)):
             if state[name] != mine:
                 raise ValueError(
-                    f"the saved sampling buffer has {name} {state[name]!r}, this one {mine!r}"
+                    f"the saved sampling buffer has {name} {state[name]!r}, this one {mine!r}: "
+                    f"resume with the saved {name}"
                 )
         groups = unpack(state["groups"])
         if len(groups) > self.capacity:
             raise BufferFull(
-                f"{len(groups)} saved groups do not fit into buffer.capacity = {self.capacity}"
+                f"{len(groups)} saved groups do not fit into buffer.capacity = {self.capacity}: "
+                f"raise it to at least {len(groups)}"
             )
         self._groups = groups
         self._draws = int(state["draws"])

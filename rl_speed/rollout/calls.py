@@ -1,6 +1,4 @@
-"""Generation calls: prompts in flight, calls whose samples are not scored yet, and the plan of the
-next call.
-"""
+"""Prompts in flight, pending generation calls, and the plan of the next call."""
 
 import dataclasses
 import json
@@ -18,14 +16,17 @@ from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import CallStopped, GenerationStats, PendingRollouts
 from rl_speed.sampling import SCREENING, Rule, two_phase
 
-# Decay of the sums of `ExpectedLengths` at each call, because lengths change as a policy learns.
+# Decay of the sums in `ExpectedLengths` per call, because lengths change as a policy learns.
 KEPT = 0.9
 
 
 @dataclasses.dataclass
 class ActivePrompt:
-    """A prompt in flight: its samples so far, the rule's state for it, and the samples it should
-    get.
+    """A prompt in flight.
+
+    Attributes:
+      group: its samples so far. phase, round, budget: the rule's state for it. want: number of
+        samples that it should have.
     """
 
     prompt: Prompt
@@ -35,17 +36,18 @@ class ActivePrompt:
     budget: int = 0
     want: int = 0
     estimate: float = float("nan")  # of the pass rate, before the visit
-    finished: int = 0  # decode step of its latest call at which its last sample ended
+    finished: int = 0  # decode step of the latest call at which its last sample ended
     # Response whose prefix its samples replay; fixed when the visit starts.
     cached: CachedResponse | None = None
 
     @property
     def launched(self) -> int:
+        """Number of samples so far."""
         return 0 if self.group is None else len(self.group)
 
 
 def rule_columns(active: Sequence[ActivePrompt]) -> np.ndarray:
-    """i32[4A]: the rule's state of prompts in flight, saved beside their groups."""
+    """Flattens the rule's state of A prompts in flight to i32[4A], for a checkpoint."""
     return np.asarray([[a.phase, a.round, a.budget, a.want] for a in active], np.int32).reshape(-1)
 
 
@@ -62,7 +64,7 @@ def make_active(
 
 
 def pack_cached(active: Sequence[ActivePrompt]) -> dict[str, Any]:
-    """Packs the replayed responses of prompts in flight, by their place."""
+    """Packs the replayed responses of prompts in flight, by index."""
     return pack_responses({str(i): a.cached for i, a in enumerate(active) if a.cached is not None})
 
 
@@ -74,16 +76,14 @@ def unpack_cached(active: Sequence[ActivePrompt], packed: dict[str, Any]) -> Non
 
 @dataclasses.dataclass
 class PendingCall:
-    """A generation call between its dispatch and its scoring.
-
-    Until then its prompts belong to no other call.
+    """A generation call that is dispatched and not yet scored. Its prompts are in no other call.
 
     Attributes:
-      active: its prompts, in the order of its requests: continuations, then `fresh` prompts, which
-        have no group yet.
-      version: policy updates made when it was dispatched. pending: its samples, once drawn. None:
-        `Generator.stop` ended it; it must be made again with the same weights. expected: expected
-        lengths of its requests (`SampleRequest`).
+      active: its prompts in the order of its requests: first continuations, then `fresh` prompts,
+        which have no group yet.
+      version: policy updates made at its dispatch. pending: its samples; None: `Generator.stop`
+        ended the call, and it must be repeated with the same weights. expected: expected lengths of
+        its requests (`SampleRequest`).
     """
 
     active: list[ActivePrompt]
@@ -102,9 +102,9 @@ class PendingCall:
         return [a for a in self.active if a.group is not None]
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
-        """Unscored samples, with the call's versions, phases and estimates.
+        """Unscored samples with versions, phases and estimates, and their cost.
 
-        Blocks until they are there. Raises CallStopped if the call must be made again.
+        Blocks until the samples are on the host. Raises CallStopped if the call must be repeated.
         """
         if self.pending is None:
             raise CallStopped
@@ -125,10 +125,10 @@ class PendingCall:
         ), stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompts, and samples as unscored groups.
+        """State for `from_state_dict`: prompts, and samples as unscored groups.
 
-        Blocks until the samples are there. A call that must be made again saves samples without
-        tokens in place of its prompts.
+        Blocks until the samples are on the host. A call that must be repeated saves one sample
+        without tokens per prompt.
         """
         again = {}
         try:
@@ -160,7 +160,7 @@ class PendingCall:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
-        """Inverse of `state_dict`; its samples are there already, or must be drawn again."""
+        """Inverse of `state_dict`."""
         groups = unpack(state["groups"])
         unscored = unpack(state["drawn"])
         active = make_active(
@@ -179,12 +179,10 @@ class PendingCall:
 
 
 class CallPlan:
-    """Plans generation calls from counts alone.
-
-    The driver passes its prompts in flight and its pending calls.
+    """Chooses how many prompts the next generation call continues and screens, from counts alone.
 
     Attributes:
-      capacity: prompts that a call can hold.
+      capacity: most prompts of a call.
     """
 
     def __init__(self, rule: Rule, config: DriverConfig):
@@ -196,8 +194,8 @@ class CallPlan:
         self._at_once = rule.first_samples >= rule.max_samples
 
     def room(self, pending: Collection[PendingCall], buffer: SamplingBuffer) -> int:
-        """Groups that still fit into the buffer if every prompt that can complete in a pending call
-        does.
+        """Number of groups that still fit into the buffer if all prompts that can complete in
+        pending calls do.
         """
         return buffer.free - sum(
             len(call.active if self._at_once else call.continued) for call in pending
@@ -209,12 +207,13 @@ class CallPlan:
         pending: Collection[PendingCall],
         buffer: SamplingBuffer,
     ) -> tuple[list[ActivePrompt], list[ActivePrompt]]:
-        """(prompts that this call continues, prompts that wait), both in order of arrival.
+        """Splits prompts in flight into (those that this call continues, those that wait), both in
+        order of arrival.
 
-        A prompt that needs its last samples continues only if the step needs its group: samples
-        drawn earlier would be more off-policy when they are trained on. With `depth`, every pending
-        call should bring one batch. With `continuation="at_once"` all continue. Groups that
-        complete must fit into the buffer.
+        With `continuation="needed"` a prompt gets its last samples only if the step needs its
+        group, because samples drawn earlier would be more off-policy. With `depth`, every pending
+        call should complete one batch. With `continuation="at_once"` all prompts continue.
+        Completed groups must fit into the buffer.
         """
         config = self._config
         room = min(self.room(pending, buffer), self.capacity - config.screen_prompts)
@@ -242,7 +241,8 @@ class CallPlan:
     ) -> int:
         """Number of new prompts that this call screens.
 
-        `acceptance`: the estimated share of them that the rule accepts.
+        Args:
+          acceptance: estimated share of screened prompts that the rule accepts.
         """
         config = self._config
         rate = max(acceptance, 1.0 / config.screen_prompts)
@@ -276,8 +276,8 @@ class CallPlan:
 def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
     """(prompts, samples) that one generation call must be able to hold.
 
-    At most `screen_prompts` new prompts and `screen_prompts` in flight, which passed the screening
-    of an earlier call. Single-phase rules have none in flight. Prompts beyond these numbers wait.
+    A call has at most `screen_prompts` new prompts, and with two-phase rules as many accepted ones.
+    Further prompts wait for a later call.
     """
     in_flight = min(config.buffer_groups, config.screen_prompts) if two_phase(rule) else 0
     prompts = in_flight + config.screen_prompts
@@ -287,17 +287,20 @@ def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
 
 
 class ExpectedLengths:
-    """Mean lengths by class of prompt (`meta["class"]`, one class where there is none), by which a
-    call decides whose samples start first.
+    """Mean response lengths by class of prompt (`meta["class"]`, or one common class).
+
+    A call starts the requests with the longest expected responses first.
     """
 
     def __init__(self):
         self._sums: dict[str, tuple[float, float]] = {}  # class -> (tokens, samples)
 
     def of(self, prompt: Prompt, group: Rollouts | None) -> float:
-        """Expected tokens of the prompt's next sample; `group`: the prompt's samples so far.
+        """Expected tokens of the prompt's next sample; infinite (served first) if neither the
+        prompt nor its class has samples.
 
-        Infinite (served first) for a class without samples.
+        Args:
+          group: the prompt's samples so far.
         """
         sums = self._sums.get(_class(prompt))
         if group is None:
@@ -307,7 +310,7 @@ class ExpectedLengths:
         return sum(own) / len(own)
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Adds the samples of one call."""
+        """Updates the means with the samples of one call."""
         self._sums = {name: (t * KEPT, n * KEPT) for name, (t, n) in self._sums.items()}
         new = rollouts.lengths - rollouts.prefix
         classes = [_class(p) for p in rollouts.prompts]

@@ -1,4 +1,4 @@
-"""Draws responses to held-out prompts, call by call, and measures a policy on them."""
+"""Draws responses to held-out prompts, call by call, and measures a policy's accuracy."""
 
 import contextlib
 import dataclasses
@@ -17,11 +17,11 @@ from rl_speed.theory.pass_at_k import all_at_k, pass_at_k
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results on one set of prompts: host arrays, one element a prompt.
+    """Results on one set of P prompts, as host arrays.
 
     Attributes:
-      correct: i64[P], correct samples out of `samples` each. lengths: f64[P], mean length of a
-        sample in tokens.
+      samples: samples per prompt. correct: i64[P], correct samples. lengths: f64[P], mean length of
+        a sample in tokens.
       truncated: f64[P], share of samples that reached the token limit. entropy: f64[P], mean of
         -log-prob over a sample's tokens, in nats, an estimate of the policy's entropy a token.
         classes: each prompt's class, "" if it has none.
@@ -41,10 +41,10 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of `accuracy` from sampling responses to these prompts, not from the
-        choice of prompts.
+        """Standard error of `accuracy` due to the sampling of responses; the prompts count as
+        fixed.
 
-        With one sample a prompt it assumes equal pass rates, which never underestimates it.
+        With one sample per prompt it assumes equal pass rates, which never underestimates it.
         """
         p = self.correct / self.samples
         if self.samples == 1:
@@ -52,8 +52,8 @@ class Evaluation:
         return float(np.sqrt((p * (1 - p)).sum() / max(self.samples - 1, 1)) / len(p))
 
     def means(self) -> dict[str, float]:
-        """Means over the prompts, with pass@k and the probability that k samples are all correct
-        for k = 2, 4, 8, ... up to `samples`.
+        """Means over the prompts: accuracy, length, truncation, entropy, and for k = 2, 4, 8, ...
+        up to `samples` pass@k and the probability that k samples are all correct.
         """
         out = {
             "accuracy": self.accuracy,
@@ -78,31 +78,30 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluations:
-    """Results on all held-out sets, by name. A single set may have the name "".
+    """Results on all held-out sets.
 
     Attributes:
-      stats: cost of generating all of them, and how many samples non-finite logits ended.
+      sets: results by name; a single set may have the name "". stats: cost of generation for all
+        sets, and the number of samples that non-finite logits ended.
     """
 
     sets: dict[str, Evaluation]
     stats: GenerationStats
 
     def over_questions(self, values: Sequence[float]) -> float:
-        """Pools a mean of each set into the mean over the prompts of all sets."""
+        """Mean over the prompts of all sets, from the mean of each set."""
         if len(self.sets) == 1:
             return values[0]
         return float(np.average(values, weights=[len(e.correct) for e in self.sets.values()]))
 
     @property
     def accuracy(self) -> float:
-        """Mean pass rate over the prompts of all sets. Each prompt counts once, for any set and
-        number of samples.
-        """
+        """Mean pass rate over the prompts of all sets; each prompt has equal weight."""
         return self.over_questions([e.accuracy for e in self.sets.values()])
 
     @property
     def standard_error(self) -> float:
-        """Standard error of `accuracy`, as in `Evaluation.standard_error`; sets are independent."""
+        """Standard error of `accuracy`, from those of the sets, which are independent."""
         found = list(self.sets.values())
         if len(found) == 1:
             return found[0].standard_error
@@ -137,7 +136,7 @@ class EvaluationSoFar:
     Attributes:
       table: f64[4, P], for each finished prompt in `drawing_order`: correct samples, mean length,
         share truncated, mean entropy.
-      stats: cost of generating them.
+      stats: cost of generation so far.
     """
 
     table: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((4, 0)))
@@ -162,11 +161,11 @@ class EvaluationSoFar:
 def split_requests(
     prompts: Sequence[Prompt], samples: int, piece: int, first: int = 0
 ) -> list[SampleRequest]:
-    """Requests for all samples of prompts, which are numbered prompt by prompt, from number `first`
+    """Makes requests for the samples of all prompts, numbered prompt by prompt, from number `first`
     on.
 
     Args:
-      samples: of each prompt. piece: most samples of one request; a prompt that needs more gets
+      samples: samples per prompt. piece: most samples of one request; a prompt that needs more gets
         several requests.
     """
     requests = []
@@ -183,10 +182,10 @@ def split_requests(
 def fill_calls(
     requests: Sequence[SampleRequest], room: tuple[int, int]
 ) -> list[list[SampleRequest]]:
-    """Packs whole requests into calls, in order, as many as fit.
+    """Packs requests into calls, in order, as many per call as fit.
 
     Args:
-      room: requests and samples that a call holds.
+      room: most requests and most samples of a call.
     """
     calls: list[list[SampleRequest]] = []
     left = 0
@@ -206,12 +205,17 @@ def draw_in_calls(
     room: tuple[int, int],
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Rollouts, GenerationStats]]:
-    """The samples of each call of `fill_calls`, in the order of its requests, and their cost.
+    """Draws the samples of requests in calls (`fill_calls`).
 
     All calls share one compiled program. The next call is dispatched before a result is returned,
-    so that scoring on the host overlaps generation. When `stop` returns True no call is dispatched;
-    pending calls are still returned, unless `generator.stop` ended them. Randomness is keyed by
-    (the prompt's visit, sample), so results do not depend on how requests are divided into calls.
+    so scoring on the host overlaps generation. Randomness is keyed by (visit of the prompt,
+    sample), so the division into calls does not change the samples.
+
+    Args:
+      stop: called before each dispatch; once it returns True, no more calls are dispatched. Pending
+        calls are still returned, unless `generator.stop` ended them.
+
+    Yields: for each call its samples, in the order of its requests, and their cost.
     """
     pending: deque = deque()
     with contextlib.suppress(CallStopped):
@@ -226,16 +230,19 @@ def draw_in_calls(
 
 
 def drawing_order(sets: Mapping[str, HeldOutSet]) -> list[str]:
-    """Names of sets by decreasing number of samples a prompt. Requests, assigned to shards in turn,
-    then never grow, so shards differ by at most one request.
+    """Names of sets by decreasing number of samples per prompt.
+
+    Requests are assigned to shards in turn. In this order their sizes never increase, so the shards
+    differ by at most one request.
     """
     return sorted(sets, key=lambda name: -sets[name].samples)
 
 
 def plan_requests(sets: Mapping[str, HeldOutSet]) -> list[SampleRequest]:
-    """One request for all samples of each prompt, in `drawing_order`.
+    """Makes one request per prompt, for all its samples, in `drawing_order`.
 
-    Randomness is keyed by the set's name and the place in it: other sets do not change it.
+    Randomness is keyed by the set's name and the prompt's index in it, so other sets do not change
+    the samples.
     """
     return [
         SampleRequest(prompt, 0, sets[name].samples)
@@ -254,21 +261,21 @@ def evaluate(
     so_far: EvaluationSoFar | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluations | None:
-    """Draws and scores samples for every prompt of every set. A call holds prompts of several sets.
+    """Draws and scores the samples of all prompts of all sets. A call may hold several sets.
 
-    Randomness is keyed by the prompt's set and its place there under the generator's root key: two
-    evaluations of one policy agree, and two policies are compared on the same random numbers.
+    Randomness is keyed by the prompt's set and its index there, under the generator's root key. So
+    two evaluations of one policy agree, and two policies are compared on the same random numbers.
 
     Args:
-      generator: with the capacity `room`: prompts and samples of a call. params: the policy's
-        weights.
-      correct: rollouts -> bool[R] or f32[R] in {0, 1}. Samples that non-finite logits ended count
-        as wrong.
-      progress: called with the number of finished prompts after each call.
+      generator: sampler with the capacity `room`. params: the policy's weights.
+      correct: verifier, rollouts -> bool[R] or f32[R] in {0, 1}. Samples that non-finite logits
+        ended count as wrong.
+      room: most prompts and most samples of a call.
+      progress: called after each call with the number of prompts that it finished.
       so_far: partial results of the same evaluation to continue from; updated after each call.
-        stop: called before each call.
+        stop: called before each call; True ends the evaluation.
 
-    Returns None if `stop` ended it before the last call; `so_far` then has the finished prompts.
+    Returns None if `stop` ended the evaluation; `so_far` then has the finished prompts.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     requests = plan_requests(sets)
@@ -287,7 +294,7 @@ def evaluate(
 
 
 def _by_prompt(rollouts: Rollouts, right: np.ndarray, surprise: np.ndarray) -> np.ndarray:
-    """f64[4, prompts]: a call's columns of `EvaluationSoFar.table`."""
+    """Computes a call's columns of `EvaluationSoFar.table`, f64[4, prompts]."""
     ends = np.cumsum(rollouts.sizes)[:-1]
 
     def pieces(x):
@@ -301,7 +308,7 @@ def _by_prompt(rollouts: Rollouts, right: np.ndarray, surprise: np.ndarray) -> n
 
 
 def _by_set(sets: Mapping[str, HeldOutSet], table: np.ndarray) -> dict[str, Evaluation]:
-    """Divides a whole table into the results of each set, in the order of `sets`."""
+    """Divides a complete table into the results of each set, in the order of `sets`."""
     order = drawing_order(sets)
     ends = np.cumsum([len(sets[name].prompts) for name in order])[:-1]
     tables = dict(zip(order, np.split(table, ends, axis=1)))

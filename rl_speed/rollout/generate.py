@@ -1,4 +1,4 @@
-"""Moves prompts from the host to the compiled sampler, and samples back, on any mesh."""
+"""Passes prompts from the host to the compiled sampler, and samples back, on any mesh."""
 
 import dataclasses
 import time
@@ -27,8 +27,8 @@ from rl_speed.sampling import (
 )
 from rl_speed.sampling.sharded import advance_sharded, begin_sharded
 
-# Calls of less work (parameters times tokens) stay one program: they end within seconds on a CPU,
-# and parts would take 5% longer there.
+# Calls with less work (parameters times tokens) run as one program: they end within seconds on a
+# CPU, and parts would take 5% longer there.
 _LEAST_WORK = 1e10
 # Target seconds of one part of a call: the host checks `stop` between parts.
 _PART_S = (0.5, 2.0)
@@ -36,12 +36,12 @@ _PART_S = (0.5, 2.0)
 
 @dataclasses.dataclass(frozen=True)
 class SampleRequest:
-    """A request for samples `first` to `first + count - 1` of a prompt's visit, from the prompt or
-    from inside a response to it.
+    """Request for samples `first` to `first + count - 1` of a prompt's visit.
 
     Attributes:
-      expected: expected tokens of each sample. The longest requests are served first, so that no
-        long one runs alone at the end. Tokens do not depend on it.
+      replay: cached response whose prefix the samples start from; None: they start at the prompt.
+      expected: expected tokens per sample. The longest requests are served first, so that none runs
+        alone at the end. Tokens do not depend on it.
     """
 
     prompt: Prompt
@@ -53,9 +53,12 @@ class SampleRequest:
 
 @dataclasses.dataclass
 class GenerationStats:
-    """Cost of generation: calls, samples, tokens, decode steps (of the longest shard). slot_steps,
-    room_steps: decoding rows and all rows, summed over steps; a shard counts until it ends.
-    nonfinite: samples that non-finite logits ended.
+    """Cost of generation calls.
+
+    Attributes:
+      tokens: sampled tokens. decode_steps: steps of the longest shard. slot_steps, room_steps: rows
+        that decoded and all rows, summed over the steps of all shards. nonfinite: samples that
+        non-finite logits ended.
     """
 
     calls: int = 0
@@ -78,18 +81,14 @@ class GenerationStats:
 
 
 class CallStopped(Exception):
-    """`Generator.stop` ended a generation call. The same call, made again, draws the same
-    samples.
-    """
+    """`Generator.stop` ended a generation call. If repeated, the call draws the same samples."""
 
 
 class PendingRollouts:
-    """A generation call that was dispatched.
-
-    Owner i of its rollouts is request i. The rollouts are not scored.
+    """Result of a dispatched generation call, not scored. Owner i of its rollouts is request i.
 
     Args:
-      fetch: blocks until the samples are on the host; called once.
+      fetch: returns (samples, cost); blocks until the samples are on the host; called once.
     """
 
     def __init__(self, fetch: Callable[[], tuple[Rollouts, GenerationStats]]):
@@ -97,7 +96,9 @@ class PendingRollouts:
         self._finished: tuple[Rollouts, GenerationStats] | None = None
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
-        """Samples and cost. Blocks the first time; raises the call's errors, also `CallStopped`."""
+        """Samples and their cost. Blocks at the first call. Raises the call's errors, such as
+        `CallStopped`.
+        """
         if self._finished is None:
             self._finished = self._fetch()
             self._fetch = None  # lets the devices free the samples
@@ -105,15 +106,15 @@ class PendingRollouts:
 
 
 def serving_order(requests: Sequence[SampleRequest]) -> np.ndarray:
-    """Indices of requests by decreasing expected length."""
+    """Indices of requests, by decreasing expected length."""
     return np.argsort([-r.expected for r in requests], kind="stable")
 
 
 def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollouts, GenerationStats]:
-    """Samples in the order of their requests, and their cost. Undoes the assignment to shards.
+    """Returns the samples of all shards in the order of their requests, and their cost.
 
     Args:
-      samples: host arrays of the call; every leaf has shards on axis 0.
+      samples: host arrays of the call, with shards on axis 0.
     """
     shards = len(samples.lengths)
     counts = np.asarray([r.count for r in requests], int)
@@ -131,7 +132,7 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
     tokens, logprobs, lengths = map(take, (samples.tokens, samples.logprobs, samples.lengths))
     prefix = np.zeros(len(owner), np.int32)
     if any(r.replay is not None for r in requests):
-        # Whole responses fit the same width: the sampler allows no longer ones.
+        # Prefix and new tokens fit the same width, because the sampler limits their sum.
         replayed = np.zeros_like(tokens)
         at = np.arange(tokens.shape[1])
         for i, request in enumerate(requests):
@@ -184,24 +185,22 @@ def _replayed(request: SampleRequest, name: str, otherwise: int) -> np.ndarray:
 
 
 class Generator:
-    """`sample_sharded` with static capacities, for prompts on the host.
+    """Runs generation calls (`sample_sharded`) of static capacity for prompts on the host.
 
     Args:
-      decoder, config: the policy's functions and the sampler's settings; `config.slots` is per
-        shard.
+      decoder: the policy's functions. config: the sampler's settings; `config.slots` is per shard.
       mesh: prompts are assigned to its data x fsdp shards in turn.
-      prompts: prompts that fit into one call, over all shards. samples: samples that fit into one
-        call, over all shards.
+      prompts, samples: most prompts and most samples of a call, over all shards.
       per_prompt: most samples of one request; a shard can get that many more than the average.
       prompt_length: capacity of a prompt in tokens, including its replayed prefix.
       key: typed root key of all randomness of this generator.
 
     Attributes:
-      stop: None: a call is one program. A function: a call runs in parts of about a second, and
-        `activity` shows its progress. The function is called before each part, from another thread;
-        True ends this call and those after it (`CallStopped`). Samples are bit for bit the same. Do
-        not set it with several processes, which cannot agree on it. Ignored with several devices on
-        `tensor`, and in calls that are short (`_LEAST_WORK`).
+      stop: None: a call is one program. A function: a call runs in parts of about a second, with
+        the same samples bit for bit, and `activity` shows its progress. The function is called
+        before each part, from another thread; True ends this call and later ones (`CallStopped`).
+        Do not set it with several processes, which cannot agree on it. It is ignored with several
+        devices on `tensor`, and in short calls (`_LEAST_WORK`).
     """
 
     def __init__(
@@ -237,8 +236,8 @@ class Generator:
         self._part_steps = 16
 
     def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
-        """The stacked tables of one call. Requests are assigned to shards in turn, in serving
-        order. A process makes the tables of its own shards.
+        """Builds the stacked tables of one call. Requests are assigned to shards in turn, in
+        serving order. A process builds the tables of its own shards.
 
         Raises ValueError when the requests exceed the capacities.
         """
@@ -279,8 +278,10 @@ class Generator:
         return place_rows(shards, self._mesh)
 
     def lower(self, params: Any) -> jax.stages.Lowered:
-        """Lowers a call as one program, for weights that may be abstract (with shardings);
-        allocates nothing on devices.
+        """Lowers a call as one program, without allocating memory on devices.
+
+        Args:
+          params: weights, or their shapes with shardings.
         """
         contexts, requests = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.tables([])
@@ -292,14 +293,14 @@ class Generator:
 
     @property
     def capacity(self) -> tuple[int, int]:
-        """(prompts, samples) that one call can hold, over all shards."""
+        """Most (prompts, samples) of one call, over all shards."""
         return self._contexts * self.shards, self._requests * self.shards
 
     def dispatch(self, params: Any, requests: Sequence[SampleRequest]) -> PendingRollouts:
         """Starts drawing the samples of every request in one call, without waiting.
 
-        Do not donate `params` before the result is there: the launch may still wait for an earlier
-        call. Raises ValueError when the requests exceed the capacities.
+        Do not donate `params` before the result is on the host, because the launch may still wait
+        for an earlier call. Raises ValueError if the requests exceed the capacities.
         """
         requests = list(requests)
         launch = self._launcher.submit(
@@ -317,7 +318,7 @@ class Generator:
         return gathered(samples.replace(kept_logmass=None), self._mesh)
 
     def _in_parts(self, call: tuple, total: int) -> Samples:
-        """`sample_sharded(*call)`, in parts of decode steps with `stop` checked between them."""
+        """Runs `sample_sharded(*call)` in parts of decode steps, and checks `stop` between them."""
         decoder, *_, config, mesh = call
         ended = 0
         activity.count(ended, total)
@@ -347,5 +348,5 @@ class Generator:
     def __call__(
         self, params: Any, requests: Sequence[SampleRequest]
     ) -> tuple[Rollouts, GenerationStats]:
-        """Calls `dispatch` and waits until the samples are on the host."""
+        """Calls `dispatch` and returns its result."""
         return self.dispatch(params, requests).result()

@@ -1,20 +1,19 @@
-"""The host driver: applies a sampling rule between generation calls, with pre-fetch and a buffer.
-With screening "fixed" and continuation "at_once" this is SPEED's Algorithm 2.
+"""Host driver: applies a sampling rule between generation calls, with pre-fetch and a buffer. With
+screening "fixed" and continuation "at_once" it is SPEED's Algorithm 2.
 
-One call holds the next samples of every prompt in flight (continuations, marked with the rule's
-phase, never inferred from counts) and the first samples of new prompts. After scoring, the rule
-decides each prompt whose samples are all done: it stays in flight, is rejected (counted), or is
-complete and its group waits in the buffer. A training step takes `groups` of them. Nothing is
-dropped silently: every prompt ends trained, rejected, expired, or held.
+One call holds the next samples of prompts in flight (continuations) and the first samples of new
+prompts. After scoring, the rule decides each prompt whose samples are all drawn: it stays in
+flight, is rejected, or is complete, and then its group waits in the buffer. A training step takes
+`groups` of them. Every prompt ends as trained, rejected, expired, or held.
 
-With `depth` d the host scores call k while the devices generate call k + d: after a call is
-dispatched, the oldest is scored if more than d are pending. Counts alone decide which call is
-scored when, never timing, so runs repeat and resume bit for bit. The cost is age: with one call a
-step, samples are d updates old when trained on, and the screening samples of two-phase rules 2d + 1
-(1 at depth 0). `versions` records the version at dispatch.
+With `depth` d the host scores call k while the devices generate call k + d: after a dispatch, the
+oldest call is scored if more than d are pending. The order depends on counts only, never on timing,
+so runs repeat and resume bit for bit. The cost is age: with one call per step, samples are d
+updates old when trained on, and the screening samples of two-phase rules 2d + 1 (1 at depth 0).
+`versions` records the policy version at dispatch.
 
-Between two calls of a step the state is complete: a run can be stopped there, saved, and continued
-by another process, with the same samples and results.
+Between two calls of a step the state is complete. A run can be stopped there, saved, and continued
+by another process with the same samples.
 """
 
 import contextlib
@@ -69,17 +68,16 @@ class HostDriver:
     """Runs generation calls until a step has its groups; see the module's docstring.
 
     Args:
-      rule: the sampling rule. stream: prompts. generator: the sampler, with capacities
+      rule: sampling rule. stream: source of prompts. generator: sampler with the capacities
         `capacities(rule, config)`.
-      score: the verifier. buffer: holds complete groups. config: how many to screen, pre-fetch,
-        limits.
+      score: verifier. buffer: holds complete groups. config: screening, pre-fetch and limits.
       budgets, prefixes: see `Screening`.
-      shape: reward shaping that needs whole groups; None: none. Rules and the replay cache see
-        shaped rewards. Groups are returned as they were scored.
+      shape: reward shaping that needs whole groups; None: none. Rules and the replay cache get
+        shaped rewards; `next_groups` returns the rewards of `score`.
 
     Attributes:
       screening: prompt counts, estimates, budgets and replayed responses.
-      whole: False after an error left the state half changed: it cannot be saved then.
+      whole: whether the state can be saved; False after an error in the middle of a change.
     """
 
     def __init__(
@@ -108,7 +106,7 @@ class HostDriver:
         self._plan = CallPlan(rule, config)
         self._lengths = ExpectedLengths()
         self.whole = True
-        self._active: list[ActivePrompt] = []  # all that was launched for them is scored
+        self._active: list[ActivePrompt] = []  # prompts in flight that are in no pending call
         self._pending: deque[PendingCall] = deque()  # in order of dispatch
 
     @property
@@ -129,24 +127,23 @@ class HostDriver:
     def next_groups(
         self, params: Any, version: int, stop: Callable[[], bool] = lambda: False
     ) -> tuple[Rollouts | None, StepReport]:
-        """Generates until `groups` complete groups are held, and takes them.
-
-        Continues a step that `stop` ended.
+        """Generates until `groups` groups are complete, and takes them from the buffer. A step that
+        `stop` ended is continued.
 
         Args:
           params: the policy's weights.
-          version: policy updates made so far; stored with every sample whose call is dispatched
-            now. The groups are trained on `config.lag` updates later.
-          stop: called before each generation call; True: no more calls are dispatched. If
-            `Generator.stop` ended a call, the step is stopped too, and makes that call again.
+          version: policy updates made so far; stored with every sample that is dispatched now. The
+            groups are trained on `config.lag` updates later.
+          stop: called before each generation call; True ends the step. If `Generator.stop` ended a
+            call, the step ends too, and the next call of this method repeats that call.
 
         Returns:
-          The groups and a report. After `max_calls` calls there may be fewer groups; `short` is the
-          number missing. The groups are None if `stop` ended the step; its samples are kept for the
-          next call of this method, also in `state_dict`.
+          (groups, report). After `max_calls` calls there may be fewer groups; `short` is the number
+          missing. The groups are None if `stop` ended the step; its samples are kept for the next
+          call of this method, also in `state_dict`.
 
         Raises:
-          StarvedError: `max_calls` calls gave no complete group.
+          StarvedError: `max_calls` calls completed no group.
         """
         self._begin_step(version)
         start, report = self._unfinished
@@ -156,8 +153,8 @@ class HostDriver:
         try:
             if not self._fill(params, version, report, stop):
                 return None, report
-            # Waits, because the update donates the weights, and a stopped call needs the same ones
-            # again.
+            # The update donates the weights, and a stopped call must be repeated with the same
+            # ones.
             self._wait(report)
         except CallStopped:
             for call in self._pending:
@@ -194,8 +191,8 @@ class HostDriver:
             if not self._dispatch(params, version, report):
                 if not self._pending:
                     raise RuntimeError(
-                        "the sampling buffer is full and nothing is in flight: "
-                        "config.driver.buffer_groups is too small"
+                        "the sampling buffer is full and no prompt is in flight: raise "
+                        "config.driver.buffer_groups"
                     )
                 self._collect(version, report)
             self._collect_late(version, report)
@@ -203,7 +200,7 @@ class HostDriver:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Marks the state as half changed if the body raises."""
+        """Sets `whole` to False if the body raises."""
         self.whole = False
         yield
         self.whole = True
@@ -211,12 +208,12 @@ class HostDriver:
     def start_next(self, params: Any, version: int) -> None:
         """Dispatches the first generation call of the next step early, without waiting.
 
-        `next_groups` then gives the same results. Arguments: see `next_groups`.
+        It does not change the result of `next_groups`. Arguments: see `next_groups`.
         """
         if self._unfinished is None:
             self._begin_step(version)
             if self._lacks(self._unfinished[1]):
-                # The report is discarded: the caller counts these seconds, outside the step.
+                # The report is discarded, because the caller counts these seconds outside the step.
                 self._dispatch(params, version, StepReport())
 
     def _begin_step(self, version: int) -> None:
@@ -231,9 +228,8 @@ class HostDriver:
         )
 
     def _collect_late(self, version: int, report: StepReport) -> None:
-        """Scores calls until `depth` are pending.
-
-        Scores more than one only after a run resumed with a smaller depth.
+        """Scores the oldest calls until `depth` are pending. This is at most one call, unless the
+        run resumed with a smaller depth.
         """
         while len(self._pending) > self.config.depth:
             self._collect(version, report)
@@ -278,7 +274,7 @@ class HostDriver:
             expected = [request.expected for request in requests]
             call = PendingCall(active, version, self._generate(params, requests), expected)
         except BaseException:
-            self.stream.put_back([a.prompt for a in fresh])  # as if they had never left it
+            self.stream.put_back([a.prompt for a in fresh])
             raise
         self._pending.append(call)
         report.generate_s += time.perf_counter() - begin
@@ -289,11 +285,10 @@ class HostDriver:
     def _requests(
         self, active: Sequence[ActivePrompt], expected: Sequence[float] | None = None
     ) -> list[SampleRequest]:
-        """Requests of a generation call: the next samples of each prompt.
+        """Builds the requests of a generation call: the next samples of each prompt.
 
         Args:
-          expected: lengths that were expected when the call was first made; None: estimate them
-            now.
+          expected: expected lengths from the call's first dispatch; None: estimates them now.
         """
 
         def replay(a):
@@ -344,7 +339,7 @@ class HostDriver:
         version: int,
         report: StepReport,
     ) -> None:
-        """Adds a call's scored samples to its prompts' groups, and decides these."""
+        """Adds a call's scored samples to its prompts' groups, and lets the rule decide these."""
         fresh = call.fresh
         self._lengths.observe(rollouts)
         for prompt, group in zip(call.active, rollouts.groups(), strict=True):
@@ -360,8 +355,8 @@ class HostDriver:
         self._expire(version)  # there may have been updates since its dispatch
 
     def _beside_generation(self) -> contextlib.AbstractContextManager:
-        """Runs JAX on the CPU: an accelerator would first finish the update and calls dispatched
-        before.
+        """Runs JAX on the CPU. On an accelerator the work would wait for the update and for earlier
+        generation calls.
         """
         try:
             return jax.default_device(jax.local_devices(backend="cpu")[0])
@@ -375,11 +370,12 @@ class HostDriver:
         first: bool = False,
         budgets: np.ndarray | None = None,
     ) -> list[int]:
-        """Writes the rule's answer into the prompts' want and state. Returns the status of each.
+        """Applies the rule to prompts, and stores its decision in their want and state. Returns the
+        status of each.
 
         Args:
-          first: whether the prompts are new. budgets: of new prompts, from estimates; None: the
-            rule's own.
+          first: whether the prompts are new. budgets: budgets of new prompts from estimates; None:
+            the rule's own.
         """
         # A call from a checkpoint may be larger than the current capacity.
         size = max(self._plan.capacity, len(prompts))
@@ -411,9 +407,9 @@ class HostDriver:
         return decision.status[: len(prompts)].tolist()
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
-        """Adds rewards and correctness, in one call of the scorer."""
+        """Adds rewards and correctness with one call of the scorer."""
         rewards, correct = self._score(rollouts)
-        # Responses that non-finite logits ended get no reward, whatever the scorer returns.
+        # Responses that non-finite logits ended get reward 0 for any result of the scorer.
         broken = rollouts.nonfinite
         return dataclasses.replace(
             rollouts,
@@ -425,9 +421,9 @@ class HostDriver:
         """Lets the rule decide prompts whose samples are all drawn: complete, rejected or in
         flight.
 
-        With accept="completion", prompts that finish after the batch is full go back to the stream
-        as if never begun. Decided prompts lose their group. Returns (number that passed screening,
-        visits that went back).
+        With accept="completion", prompts that finish after the batch is full return to the stream
+        without their samples. A decided prompt's group is set to None. Returns (number of prompts
+        that passed screening, visits that returned to the stream).
         """
         room = len(active)
         if self.config.accept == "completion":
@@ -467,7 +463,7 @@ class HostDriver:
         return accepted, {prompt.visit for prompt in cancelled}
 
     def _observe(self, groups: Sequence[Rollouts]) -> None:
-        """Reports finished prompts and their counts to `screening`."""
+        """Passes the results of finished prompts to `screening`."""
         self.screening.observe(
             [g.prompt for g in groups],
             [int(g.correct.sum()) for g in groups],
@@ -478,13 +474,13 @@ class HostDriver:
             self.screening.remember(self._as_trained(groups))
 
     def _as_trained(self, groups: Sequence[Rollouts]) -> Sequence[Rollouts]:
-        """Groups with the shaped rewards."""
+        """Returns the groups with shaped rewards."""
         if self._shape is None or not groups:
             return groups
         return self._shape(Rollouts.concat(groups)).groups()
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Metrics of the buffer and of screening, and the number of calls not yet scored."""
+        """Metrics of the buffer and of screening, and the number of pending calls."""
         return {
             "rollout/pending_calls": float(len(self._pending)),
             **self.buffer.metrics(version),
@@ -492,10 +488,10 @@ class HostDriver:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompts in flight, pending calls and the buffer with their samples, prompt counts, the
-        acceptance estimate, and a stopped step.
+        """State for `load_state_dict`, without the stream: prompts in flight, pending calls and
+        buffer with their samples, prompt counts, acceptance, and a stopped step.
 
-        The stream saves itself. Blocks until the samples of pending calls are there.
+        Blocks until the samples of pending calls are on the host.
         """
         unfinished = {}
         if self._unfinished is not None:
@@ -516,12 +512,12 @@ class HostDriver:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state. The depth may have changed.
+        """Restores the state, also with another depth.
 
         Raises:
-          BufferFull: the buffer is now too small for the groups it held, or for those that pending
-            calls may complete.
-          ValueError: a group is, or will be, larger than the rule's groups are now.
+          BufferFull: the buffer is too small for the saved groups, or for those that pending calls
+            may complete.
+          ValueError: a saved group is, or will be, larger than the rule allows.
         """
         groups = unpack(state["flights"])
         pending = state["pending"]
@@ -534,7 +530,8 @@ class HostDriver:
         if (room := self._plan.room(self._pending, self.buffer)) < 0:
             raise BufferFull(
                 f"config.driver.buffer_groups ({self.buffer.capacity}) is {-room} too small for "
-                "the saved groups and those that the saved generation calls may complete"
+                "the saved groups and those that the saved generation calls may complete: raise it "
+                f"to at least {self.buffer.capacity - room}"
             )
         self.screening.load_state_dict(state)
         self._lengths.load_state_dict(state["lengths"])
@@ -549,7 +546,7 @@ class HostDriver:
             unpack_cached(self._active, state["cached"])
 
     def _check_sizes(self) -> None:
-        """Raises ValueError if a batch has no room for groups of the checkpoint."""
+        """Raises ValueError if groups of the checkpoint do not fit into a batch."""
         if needs(self.rule, "budgets") or group_size(self.rule) < self.rule.max_samples:
             return  # groups of many sizes share a batch, or not all samples are trained on
         if self.buffer.max_age == 0:

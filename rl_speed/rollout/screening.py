@@ -1,5 +1,5 @@
-"""The state of a run that does not depend on where the rule runs: prompts by outcome, acceptance,
-estimates, budgets and replayed responses. Also the report of one step.
+"""Screening state that all drivers share (prompts by outcome, acceptance, estimates, budgets,
+replayed responses), and the report of one step.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.sampling import Rule
 
-# Decay per decided prompt. The acceptance estimate remembers about 200, a standard error of 0.03 at
-# an acceptance of 0.2.
+# Decay of the acceptance estimate per decided prompt. It averages over about 200 prompts, with a
+# standard error of 0.03 at an acceptance of 0.2.
 FORGET = 0.995
 
 
@@ -27,8 +27,8 @@ class PromptCounts:
     """Prompts by outcome since the run began.
 
     Always `screened = rejected + completed + dropped_stale + in flight`, and `completed = trained +
-    waiting in the buffer + expired`. A prompt counts as screened, and in flight, from the dispatch
-    of its first call.
+    in the buffer + expired`. A prompt counts as screened and in flight from the dispatch of its
+    first call.
     """
 
     screened: int = 0
@@ -39,9 +39,9 @@ class PromptCounts:
     rejected_tokens: int = 0
     expired: int = 0  # complete, but too old when a training step came
     dropped_stale: int = 0  # accepted, but too old before it was continued
-    # Tokens of prompts that went back because others filled the batch first.
+    # Tokens of prompts that returned to the stream because others filled the batch first.
     cancelled_tokens: int = 0
-    # Samples that non-finite logits ended: they count as wrong and are not trained on.
+    # Samples that non-finite logits ended; they count as wrong and are not trained on.
     nonfinite: int = 0
 
 
@@ -49,12 +49,12 @@ class PromptCounts:
 class StepReport:
     """Report of one `next_groups`.
 
-    A call's generation is counted when it is scored, so that each token counts once. Calls still
-    pending when a run ends are in its checkpoint and in no total.
+    A call's generation counts when it is scored, so each token counts once. Calls that are pending
+    when a run ends are in its checkpoint and in no total.
     """
 
     generation: GenerationStats = dataclasses.field(default_factory=GenerationStats)
-    generate_s: float = 0.0  # preparing calls, and blocked waiting for their samples
+    generate_s: float = 0.0  # seconds to prepare calls and to wait for their samples
     score_s: float = 0.0
     screened: int = 0
     accepted: int = 0
@@ -64,7 +64,7 @@ class StepReport:
     pass_rates: list[float] = dataclasses.field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of a step that was stopped between two calls."""
+        """State for `from_state_dict`, of a step that was stopped between two calls."""
         return {**dataclasses.asdict(self), "pass_rates": np.asarray(self.pass_rates, np.float64)}
 
     @classmethod
@@ -76,13 +76,13 @@ class StepReport:
         )
 
 
-# Number of a rule -> how to change it so that the rule rejects fewer prompts.
+# Field of a rule -> how to change it so that the rule rejects fewer prompts.
 _LENIENT = {"low": "lower", "high": "raise", "n_init": "raise", "rounds": "raise"}
 
 
 class StarvedError(RuntimeError):
-    """The rule rejects every prompt, so no group can be trained on. All processes of a run raise it
-    at the same place.
+    """The rule rejected every prompt, so there is no group to train on. All processes of a run
+    raise it at the same place.
     """
 
     exit_status = 1
@@ -90,10 +90,10 @@ class StarvedError(RuntimeError):
 
 
 def starved_advice(rule: Rule, more: str) -> str:
-    """How to make a rule accept more prompts, by the fields that it has.
+    """Advice in words on how to make a rule accept more prompts, by the fields that it has.
 
     Args:
-      more: the driver's setting that lets a step try more prompts.
+      more: setting of the driver with which a step screens more prompts.
     """
     ways = [f"{verb} config.rule.{name}" for name, verb in _LENIENT.items() if hasattr(rule, name)]
     if not (hasattr(rule, "n_init") or hasattr(rule, "rounds")) and hasattr(rule, "n"):
@@ -106,29 +106,29 @@ def starved_advice(rule: Rule, more: str) -> str:
 
 
 def starved(what: str, advice: str, stats: GenerationStats) -> StarvedError:
-    """The error of a step without a group to train on. Where logits that are not finite ended half
-    of the samples or more, that is the cause, and is said first; where they ended some, last.
+    """Builds the error of a step without a group to train on. If non-finite logits ended at least
+    half of the samples, the message names them as the cause.
 
     Args:
-      what: what happened. advice: what to do where the policy is sound.
+      what: what happened. advice: what to do if the policy is sound.
     """
     broken = f"{stats.nonfinite:,} of {stats.samples:,} samples ended at logits that are not finite"
     if 2 * stats.nonfinite >= stats.samples > 0:
         return StarvedError(
-            f"{broken}: the policy's weights, or what it computes of them, are broken. Go on from "
-            "an earlier checkpoint with a lower config.optimizer.learning_rate, or check the "
+            f"{broken}: the policy's weights or its computation are broken. Continue from an "
+            "earlier checkpoint with a lower config.optimizer.learning_rate, or check the "
             f"weights of config.model.path. So {what}"
         )
     return StarvedError(f"{what}. {advice}" + (f". {broken}" if stats.nonfinite else ""))
 
 
 class Screening:
-    """The part of a step's state that does not depend on where the rule runs.
+    """Screening state that all drivers share.
 
     Args:
-      stream: gives prompts and observes their results. budgets: estimates of pass rates, and
-        budgets from them; None: no estimates. prefixes: where samples start; None: at the end of
-        the prompt.
+      stream: source of prompts, which also gets their results. budgets: estimates of pass rates,
+        and budgets from them; None: no estimates. prefixes: replay cache from which samples start;
+        None: samples start at the prompt.
 
     Attributes:
       prompt_counts: prompts by outcome.
@@ -147,19 +147,22 @@ class Screening:
         self.prefixes = prefixes
         self.prompt_counts = PromptCounts()
         self.finished_visits: list[Visit] = []
-        # Acceptance so far, with exponential decay. It starts at 1: a rule that rejects nothing
-        # then never gets more prompts than it needs, and other rules show their rate in the first
-        # call.
+        # Acceptance with exponential decay. It starts at 1, so a rule that rejects nothing never
+        # gets more prompts than it needs. Other rules show their rate in the first call.
         self._accepted = 1.0
         self._decided = 1.0
 
     @property
     def acceptance(self) -> float:
-        """Estimated share of screened prompts that the rule accepts; recent prompts count most."""
+        """Estimated share of screened prompts that the rule accepts; recent ones weigh most."""
         return self._accepted / self._decided
 
     def judged(self, passed: Iterable[bool]) -> None:
-        """Counts prompts whose screening is over: whether the rule accepted each, in order."""
+        """Updates the acceptance with prompts whose screening is over.
+
+        Args:
+          passed: whether the rule accepted each, in order.
+        """
         for accepted in passed:
             self._accepted = FORGET * self._accepted + accepted
             self._decided = FORGET * self._decided + 1.0
@@ -167,9 +170,7 @@ class Screening:
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
     ) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """(estimates f64[P], budgets i64[P] or None) of the next prompts; None without
-        estimates.
-        """
+        """Returns (estimates f64[P], budgets i64[P] or None) of prompts; None without estimates."""
         return None if self.budgets is None else self.budgets.allocate(params, prompts)
 
     def observe(
@@ -181,14 +182,16 @@ class Screening:
     ) -> None:
         """Passes results of finished prompts to the stream, and keeps them for `tell_estimates`.
 
-        `tokens`: mean number of sampled tokens over a prompt's samples.
+        Args:
+          correct: correct samples of each prompt. drawn: samples of each. tokens: mean sampled
+            tokens per sample of each.
         """
         self.stream.observe(prompts, correct, drawn, tokens)
         if self.budgets is not None:
             self.finished_visits += zip(prompts, correct, drawn)
 
     def remember(self, groups: Iterable[Rollouts]) -> None:
-        """Offers the samples of finished visits, trained on or rejected, to the replay cache."""
+        """Offers the samples of decided visits, trained on or rejected, to the replay cache."""
         if self.prefixes is not None:
             self.prefixes.remember(groups)
 
@@ -199,14 +202,14 @@ class Screening:
         self.finished_visits = []
 
     def cached(self, prompt: Prompt) -> CachedResponse | None:
-        """The response whose prefix this visit's samples replay, or None."""
+        """Returns the cached response whose prefix this visit's samples replay, or None."""
         return None if self.prefixes is None else self.prefixes.cache.get(prompt.id)
 
     def replay(
         self, cached: CachedResponse | None, prompt: Prompt, first: int, count: int
     ) -> Replay | None:
-        """Start of samples `first` to `first + count - 1` of a visit; None: the end of the
-        prompt.
+        """Returns the replayed prefix of samples `first` to `first + count - 1` of a visit; None:
+        they start at the prompt.
         """
         return None if cached is None else self.prefixes.replay(cached, prompt.visit, first, count)
 
@@ -218,8 +221,8 @@ class Screening:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The state without `finished_visits`, which is empty between steps, and without the
-        stream, which saves itself.
+        """State for `load_state_dict`, without the stream (saved separately) and without
+        `finished_visits`, which is empty between steps.
         """
         return {
             "prompt_counts": dataclasses.asdict(self.prompt_counts),

@@ -1,3 +1,3 @@
-"""Services around a run: checkpoints, metrics and their writers, signals, progress, plots, workdir
+"""Services of a run: checkpoints, metrics and their writers, signals, progress, plots, workdir
 files, memory reports.
 """

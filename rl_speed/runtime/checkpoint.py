@@ -1,5 +1,5 @@
-"""Checkpoints: the train state as sharded arrays, and the host state beside it. Each step is one
-atomic directory, in a local folder or a Google Cloud Storage bucket.
+"""Checkpoints: the train state as sharded arrays, and the host state. Each checkpoint is one atomic
+directory, named by its step, in a local folder or a Google Cloud Storage bucket.
 """
 
 import contextlib
@@ -42,7 +42,9 @@ def split_host(
     arrays = {}
     for name, value in tree.items():
         if SEPARATOR in name:
-            raise ValueError(f"state key {name!r} must not contain {SEPARATOR!r}")
+            raise ValueError(
+                f"state key {name!r} must not contain {SEPARATOR!r}; rename it in state_dict"
+            )
         path = prefix + name
         if isinstance(value, dict):
             values[path + SEPARATOR] = None
@@ -74,7 +76,9 @@ def join_host(values: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str
 
 
 def describe_tree(tree: Any) -> dict[str, str]:
-    """{path: "float32[4, 64]"} of a pytree of arrays, which a checkpoint must match."""
+    """Dtype and shape of each array of a pytree, which a checkpoint must match: {path: "float32[4,
+    64]"}.
+    """
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -96,22 +100,23 @@ class SaveError(RuntimeError):
 
 
 class Checkpointer:
-    """Saves and restores (train state, host state, perhaps a reference policy) by step, keeping the
-    newest `keep`.
+    """Saves and restores checkpoints by step (train state, host state, optional reference policy)
+    and keeps the newest `keep`.
 
-    A bucket has no atomic rename. A checkpoint there is never replaced by one of the same step: the
-    first stays.
+    In a bucket, which has no atomic rename, a checkpoint is never replaced by another of the same
+    step.
 
     Saving is asynchronous: `close` or the next save waits for it. An unfinished directory is never
-    listed. A failed save is logged and counted, the run goes on, and earlier checkpoints stay.
+    listed. A failed save is logged and counted, the run continues, and earlier checkpoints stay.
 
-    Each process has one, and all call the same methods. Each writes the shards of its devices;
-    process 0 writes the rest, and makes the directory a checkpoint once all have written. A save
+    Each process has a Checkpointer, and all must call the same methods. Each writes the shards of
+    its devices. Process 0 writes the rest, and commits the checkpoint once all have written. A save
     failed if any process reports a failure.
 
     Args:
-      directory: seen by all processes; local or from `checkpoint_folder`. hosts: the processes;
-        None: this one. owner: this run, which has claimed the directory; None: not checked.
+      directory: visible to all processes; local, or from `checkpoint_folder`. keep: checkpoints to
+        keep. hosts: processes of the run; None: one process. owner: claim on the directory, checked
+        before each save; None: not checked.
 
     Attributes:
       failures: saves that failed since this object was made. last_failure: the latest error.
@@ -140,13 +145,13 @@ class Checkpointer:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._hosts.writes:
-            for old in self._directory.glob(f"{_REPLACED}*"):  # its replacement was under way
+            for old in self._directory.glob(f"{_REPLACED}*"):  # a replacement was not finished
                 step = self._directory / old.name.removeprefix(_REPLACED)
                 if step.exists():
                     old.rmtree()
                 else:
                     old.rename(step)
-            # Left by saves that failed or were cut off; they would keep a full disk full.
+            # Remove the directories of failed or interrupted saves, which would fill the disk.
             for half in self._directory.glob(_HALF):
                 shutil.rmtree(half, ignore_errors=True)
             if self._remote and self._directory.exists():
@@ -174,18 +179,21 @@ class Checkpointer:
         return self._hosts.first(steps, "which checkpoints there are")
 
     def save(self, step: int, state: Any, host: dict[str, Any], reference: Any = None) -> bool:
-        """Save the checkpoint of a step.
+        """Start to save the checkpoint of a step. Returns False if it could not start, or if the
+        previous save failed.
 
-        `state`: a pytree of jax arrays, copied before this returns (the update may donate it).
-        `host`: nested dicts of JSON values and numpy arrays. `reference`: weights, where no other
-        file has them. Returns False when this save, or the previous one still under way, failed.
+        An existing checkpoint of this step (of a run that was stopped inside the next step) is
+        replaced, and this call waits until the new one is finished. In a bucket the existing one
+        stays.
 
-        An existing checkpoint of this step (a run stopped inside the next step) is replaced once
-        the new one is finished, and this call waits for that. In a bucket it stays.
+        Args:
+          state: pytree of jax arrays, copied before this returns (the update may donate it).
+          host: nested dicts of JSON values and numpy arrays. reference: weights of a reference
+            policy that no other file has.
 
         Raises:
           TakenError: another run has claimed the folder. SaveError: one of several processes could
-            not begin.
+            not start the save.
         """
         if self._owner is not None:
             self._owner.require()
@@ -214,7 +222,10 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001 (whatever the file system or its client raises must not end the run)
             if self._hosts.count > 1:
                 # The other processes wait for this one inside the save.
-                raise SaveError(f"the checkpoint of step {step} was not begun: {error}") from error
+                raise SaveError(
+                    f"the checkpoint of step {step} could not be started in {self._directory}: "
+                    f"{error}. The run ends; start it again once the folder can be written"
+                ) from error
             self._failed(step, _first_line(error))
             return False
         if replaces and (fine := self.wait() and fine) and self._hosts.writes:
@@ -222,11 +233,11 @@ class Checkpointer:
         return fine
 
     def keeps(self, step: int) -> bool:
-        """Whether a checkpoint of this step exists and would stay (in a bucket)."""
+        """Whether `save` would keep an existing checkpoint of this step (in a bucket)."""
         return self._remote and step in self._steps()
 
     def wait(self) -> bool:
-        """Wait for the save under way. Returns False when it failed (logged and counted)."""
+        """Wait for the current save. Returns False if it failed (logged and counted)."""
         problem = ""
         try:
             self._manager.wait_until_finished()
@@ -247,7 +258,7 @@ class Checkpointer:
         return not any(problems)
 
     def _move(self, step: int, target: epath.Path) -> None:
-        """Process 0 moves the checkpoint; all wait for it."""
+        """Move a checkpoint in process 0, while the others wait."""
         self._hosts.meet("the moving of a checkpoint")
         if self._hosts.writes:
             (self._directory / str(step)).rename(target)
@@ -272,13 +283,15 @@ class Checkpointer:
         )
 
     def restore(self, step: int, like: Any, reference: Any = None) -> tuple[Any, dict[str, Any]]:
-        """(state with the shapes and shardings of `like`, host state).
+        """Restore the checkpoint of a step: (state, host state).
 
-        If `reference` gives shapes and shardings, the host state has the saved weights of a
-        reference policy, if any, under "reference".
+        Args:
+          like: shapes and shardings of the state. reference: shapes and shardings of a reference
+            policy; if weights of one were saved, the host state has them under "reference".
 
         Raises:
-          CheckpointError: it belongs to another model or optimizer; names the array that differs.
+          CheckpointError: the checkpoint is of another model or optimizer; names the first array
+            that differs.
           Exception: any error from reading a damaged directory.
         """
         values = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))[
@@ -292,9 +305,9 @@ class Checkpointer:
             name = different[0]
             raise CheckpointError(
                 f"{self._directory / str(step)} holds another model or optimizer: "
-                f"{len(different)} of {len(mine)} arrays differ, the first being {name}: "
-                f"{saved.get(name, 'absent')} there, {mine.get(name, 'absent')} here. Continue "
-                "with the configuration of that run, or choose another --workdir"
+                f"{len(different)} of {len(mine)} arrays differ, first {name}: "
+                f"{saved.get(name, 'absent')} in the checkpoint, {mine.get(name, 'absent')} in "
+                "this run. Use the configuration of the saved run, or choose another --workdir"
             )
         wanted = {"state": like, "reference": reference} if has_reference else {"state": like}
         abstract = jax.tree.map(
@@ -318,15 +331,15 @@ class Checkpointer:
     def restore_newest(
         self, like: Any, reference: Any = None
     ) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, state, host state) of the newest readable checkpoint, as `restore` returns them;
-        None where there is none.
+        """Restore the newest readable checkpoint: (step, state, host state); None if there is no
+        checkpoint. Arguments: see `restore`.
 
-        A damaged checkpoint is logged and moved to damaged/ in the directory; nothing is deleted.
-        The one before it is tried next.
+        A damaged checkpoint is logged, and the one before it is tried. Once one is restored, the
+        damaged ones are moved to damaged/ in the directory; nothing is deleted.
 
         Raises:
-          CheckpointError: it belongs to another model, or all are damaged (they are not moved
-            then).
+          CheckpointError: the checkpoint is of another model, or all are damaged (then none is
+            moved).
         """
         damaged: list[tuple[int, str]] = []
         for step in reversed(self._steps()):
@@ -355,8 +368,8 @@ class Checkpointer:
         if damaged:
             raise CheckpointError(
                 f"all {len(damaged)} checkpoints in {self._directory} are damaged; the newest, "
-                f"step {damaged[0][0]}: {damaged[0][1]}. Restore them from a copy, or choose "
-                "another --workdir"
+                f"step {damaged[0][0]}: {damaged[0][1]}. Restore one of them from a copy, or "
+                "choose another --workdir"
             )
         return None
 
@@ -374,7 +387,7 @@ class Checkpointer:
         self._manager = self._open()
 
     def close(self) -> None:
-        """Wait for the save under way and release the directory."""
+        """Wait for the current save and release the directory."""
         if self._hosts.failed:  # the other processes are gone and cannot finish it
             return
         self.wait()
@@ -417,13 +430,13 @@ def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.Checkpoin
 
 
 def restore_params(directory: str | os.PathLike, like: Any) -> Any:
-    """Only the parameters of one checkpoint, with the shapes and shardings of `like`.
+    """Restore only the parameters of one checkpoint.
 
     Args:
-      directory: .../checkpoints/STEP, of any run. like: shapes with shardings.
+      directory: .../checkpoints/STEP, of any run. like: shapes and shardings of the parameters.
 
     Raises:
-      CheckpointError: it belongs to another model; names the array that differs.
+      CheckpointError: the checkpoint is of another model; names the first array that differs.
       Exception: any error from reading a damaged directory.
     """
     directory = epath.Path(directory)
@@ -441,9 +454,10 @@ def restore_params(directory: str | os.PathLike, like: Any) -> Any:
     if saved != (mine := describe_tree(like)):
         different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
         raise CheckpointError(
-            f"{directory} holds another model: {len(different)} of {len(mine)} arrays differ, the "
-            f"first being {different[0]}: {saved.get(different[0], 'absent')} there, "
-            f"{mine.get(different[0], 'absent')} here"
+            f"{directory} holds another model: {len(different)} of {len(mine)} arrays differ, "
+            f"first {different[0]}: {saved.get(different[0], 'absent')} in the checkpoint, "
+            f"{mine.get(different[0], 'absent')} in this model. Use the model of that run "
+            "(config.model), or another checkpoint"
         )
     item = {"params": like}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:

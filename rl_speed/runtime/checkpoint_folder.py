@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: where it is, what it holds, and which run owns it."""
+"""The checkpoint folder of a run: its location, its steps, and the run that owns it."""
 
 import importlib.util
 import json
@@ -16,18 +16,20 @@ from rl_speed.config import flatten
 from rl_speed.runtime.hosts import Hosts
 
 REMOTE = "gs://"
-# File that names the run which writes into a checkpoint folder, with its settings.
+# File in a checkpoint folder that names the run which writes there, and its settings.
 _OWNER = "run.json"
-# Prefixes of settings that may change when a run whose workdir was lost continues.
+# Prefixes of settings that may change when a run continues without its old workdir.
 _FREE = ("checkpoints.", "logging.", "mesh.", "generation_mesh.", "training.steps")
 
 
 def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
-    """Absolute folder of a run's checkpoints. `directory` is local or gs://BUCKET/FOLDER; "" means
-    checkpoints/ in the workdir.
+    """Absolute checkpoint folder of a run.
+
+    Args:
+      directory: a local folder, or gs://BUCKET/FOLDER; "": checkpoints/ in the workdir.
 
     Raises ValueError if packages for a bucket are missing, or if the folder is the workdir itself
-    or inside the policy folder, which is written anew.
+    or inside the policy folder, which an export replaces.
     """
     if directory.startswith(REMOTE):
         lacking = [p for p in ("gcsfs", "google.cloud.storage") if not _installed(p)]
@@ -46,12 +48,12 @@ def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
     folder = Path(directory).resolve() if directory else home / "checkpoints"
     if folder == home:
         raise ValueError(
-            f"config.checkpoints.dir={directory!r} is the workdir itself: name a folder in it"
+            f"config.checkpoints.dir={directory!r} is the workdir itself: give a folder inside it"
         )
     if home / "policy" in (folder, *folder.parents):
         raise ValueError(
             f"config.checkpoints.dir={directory!r} is in {home / 'policy'}, which an export "
-            "replaces: name another folder"
+            "replaces: give another folder"
         )
     return epath.Path(folder)
 
@@ -64,8 +66,9 @@ def _installed(package: str) -> bool:
 
 
 def saved_steps(directory: str | os.PathLike) -> list[int]:
-    """Steps of the finished checkpoints in a folder, sorted; empty if there is no folder. Reads
-    only, so the run may go on.
+    """Steps of the finished checkpoints in a folder, sorted; empty if there is no folder.
+
+    It only reads, so it is safe while the run writes.
     """
     folder = epath.Path(directory)
     return sorted(
@@ -78,10 +81,10 @@ def saved_steps(directory: str | os.PathLike) -> list[int]:
 
 
 def require_moved(workdir: Path, before: str, folder: epath.Path) -> None:
-    """Refuse to begin anew when the run's checkpoints are still in another folder.
+    """Check that a run with a new checkpoint folder does not lose its old checkpoints.
 
     Args:
-      before: `checkpoints.dir` in config.json. folder: the folder in use now.
+      before: `checkpoints.dir` in config.json. folder: the new folder.
 
     Raises FileNotFoundError: the old folder has checkpoints and the new one has none.
     """
@@ -90,7 +93,7 @@ def require_moved(workdir: Path, before: str, folder: epath.Path) -> None:
         raise FileNotFoundError(
             f"{workdir} holds a run whose checkpoints are in {there} (step {found[-1]}), and "
             f"{folder} holds none: move them there, or set config.checkpoints.dir={before!r}; to "
-            "begin anew, choose another --workdir"
+            "start a new run, choose another --workdir"
         )
 
 
@@ -101,10 +104,10 @@ class TakenError(RuntimeError):
 
 
 class Owner:
-    """The run that owns a checkpoint folder, as run.json there records it.
+    """A run's claim on a checkpoint folder, recorded in run.json there.
 
     Args:
-      folder: the checkpoints' folder. workdir, settings: of this run. hosts: its processes.
+      folder: the checkpoint folder. workdir, settings, hosts: those of this run.
     """
 
     def __init__(
@@ -117,13 +120,13 @@ class Owner:
         self._mark = ""
 
     def check(self, goes_on: bool) -> None:
-        """Check, before anything is built, that this run may write there.
+        """Check, before anything is built, that this run may write into the folder.
 
         Args:
-          goes_on: whether the checkpoints there are known to be this run's. If not, checkpoints
-            under the same settings count as its own: the workdir was lost.
+          goes_on: whether the checkpoints in the folder are known to be this run's. If not,
+            checkpoints with the same settings count as its own (the workdir was lost).
 
-        Raises ValueError: the checkpoints there have other settings, or the folder is not writable.
+        Raises ValueError: the checkpoints have other settings, or the folder is not writable.
         """
         problem = ""
         if self._hosts.writes:
@@ -137,8 +140,8 @@ class Owner:
                     problem = (
                         f"{self._folder} holds the checkpoints of another run, of the workdir "
                         f"{owner['workdir']}, with {other}. Give this run another "
-                        "config.checkpoints.dir; or set config.checkpoints.resume=must to go on "
-                        "from what is there"
+                        "config.checkpoints.dir; or set config.checkpoints.resume=must to continue "
+                        "from those checkpoints"
                     )
             except Exception as error:  # noqa: BLE001 (a storage client raises any type)
                 text = getattr(error, "strerror", None) or str(error).strip() or repr(error)
@@ -150,7 +153,7 @@ class Owner:
             raise ValueError(problem)
 
     def claim(self) -> None:
-        """Claim the folder for this run. A previous owner finds out at its next save."""
+        """Claim the folder for this run. The next save of a previous owner raises TakenError."""
         if not self._hosts.writes:
             return
         self._mark = secrets.token_hex(8)
@@ -163,7 +166,7 @@ class Owner:
         (self._folder / _OWNER).write_text(json.dumps(made, indent=2) + "\n")
 
     def read(self) -> dict[str, Any]:
-        """The record that `claim` wrote last; empty if there is none or it is not readable."""
+        """Record that the latest `claim` wrote; empty if there is none or it is not readable."""
         try:
             found = json.loads((self._folder / _OWNER).read_text())
         except Exception:  # noqa: BLE001 (another version's file, half written, or unreachable)
@@ -171,15 +174,15 @@ class Owner:
         return found if isinstance(found, dict) and "workdir" in found else {}
 
     def require(self) -> None:
-        """Raises TakenError if another run has claimed the folder since."""
+        """Raises TakenError if another run has claimed the folder after this one."""
         owner = self.read() if self._mark else {}
         other = "" if owner.get("mark", self._mark) == self._mark else json.dumps(owner)
         if other := self._hosts.first(other, "whose checkpoints these are"):
             owner = json.loads(other)
             raise TakenError(
                 f"another run writes its checkpoints into {self._folder} since "
-                f"{owner.get('opened')} (workdir {owner['workdir']}): nothing is saved there any "
-                "more. End one of the two, or give one of them another --workdir or "
+                f"{owner.get('opened')} (workdir {owner['workdir']}), so this run no longer saves "
+                "there. End one of the two, or give one of them another --workdir or "
                 "config.checkpoints.dir"
             )
 

@@ -1,5 +1,5 @@
-"""The frame of every entry point: flags checked before anything is built, JAX set up, errors
-reported in one line.
+"""Common start of every entry point: checks flags before anything is built, sets up JAX, and
+reports errors in one line.
 """
 
 import os
@@ -30,19 +30,20 @@ def run(
     explain: Callable[[Exception], str] | None = None,
     several: bool = False,
 ) -> NoReturn:
-    """Run `main(arguments that are no flags)`, and exit.
+    """Run `main(positional arguments)`, and exit.
 
-    Errors that the user can fix are one line on stderr, with status 2: bad flags and overrides, and
-    any ValueError or OSError of `main`. An error with an `exit_status` ends with that status. A run
-    that a signal stopped ends with the shell's. All others end with a traceback. `--verbosity=1`
-    shows every traceback.
+    Errors that the user can fix are one line on stderr, with status 2: invalid flags and overrides,
+    and any ValueError or OSError of `main`. An error with an `exit_status` ends with that status. A
+    run that a signal stopped ends with the shell's status for it. All other errors end with a
+    traceback. `--verbosity=1` shows every traceback.
 
     Args:
-      takes: the arguments in the usage line, such as "WORKDIR ..."; "": none are allowed.
-      config: the class of `--config`, whose overrides are checked; None: that of training.
+      takes: positional arguments in the usage line, such as "WORKDIR ..."; "": none are allowed.
+      config: class of `--config`, whose overrides are checked; None: the training configuration.
       fields, default: see `command.parse_flags`.
-      resolved: for --print_config, returns the settings this program uses; None: `--config` as is.
-      explain: text for an out-of-memory error: what was held, and which settings to turn down.
+      resolved: returns the settings this program uses, for --print_config; None: `--config` as is.
+      explain: returns the message of an out-of-memory error: which parts held how much memory, and
+        which settings to lower.
       several: whether this program can run as several processes (`define_process_flags`).
     """
 
@@ -69,11 +70,7 @@ def run(
             processes.here().close()
             sys.exit(stopped.exit_status)
         except KeyboardInterrupt:
-            end(
-                "interrupted at once; what was saved is whole, and the same command goes "
-                "on from there",
-                130,
-            )
+            end("interrupted at once; the same command continues from the last saved state", 130)
         except Exception as error:
             logging.debug("%s", traceback.format_exc())
             if explain is not None and is_out_of_memory(error):
@@ -85,7 +82,7 @@ def run(
             traceback.print_exc()
             if isinstance(error, jax.errors.JaxRuntimeError) and not is_out_of_memory(error):
                 # The network reports this before a heartbeat is missed, without naming the process.
-                text = f"another process is gone, or the way to it: {error}"
+                text = f"another process ended, or the network to it failed: {error}"
                 end(text, processes.ENDED_BY_OTHER)
             end(str(error), 1)
         processes.here().close()
@@ -105,40 +102,41 @@ def run(
 
 
 def print_config(resolved: Callable[[], Any] | None, fields: Collection[str]) -> None:
-    """Print the settings after variant and overrides. Ends with status 2 if they are invalid."""
+    """Print the settings after variant and overrides. Exits with status 2 if they are invalid."""
     flag = flags.FLAGS["config"]
     try:
         config = flag.value.validate() if resolved is None else resolved()
     except (ValueError, OSError) as error:
         command.fail(str(error))
-    # A shipped configuration is named without its folder, so the text is right on other machines.
+    # A shipped configuration is named without its folder, so the text is valid on other machines.
     file = flag.config_filename.removeprefix(f"{folder('configs')}{os.sep}")
     print(describe.resolved_text(config, file, fields))
 
 
 def own_devices(several: bool) -> int:
-    """Number of the meshes' devices that belong to this process.
+    """Number of mesh devices that belong to this process. Exits with status 2 if the processes do
+    not divide the mesh.
 
     Args:
       several: whether this program can run as several processes.
     """
     if not several and os.environ.get("JAX_NUM_PROCESSES", "1") not in ("", "1"):
         command.fail(
-            f"$JAX_NUM_PROCESSES is {os.environ['JAX_NUM_PROCESSES']}, but this program is one "
-            "process; experiments/train.py alone runs as several. Unset it"
+            f"$JAX_NUM_PROCESSES is {os.environ['JAX_NUM_PROCESSES']}, but this program runs as "
+            "one process; only experiments/train.py runs as several. Unset $JAX_NUM_PROCESSES"
         )
     devices = mesh_size()
     count = process_count() if several else 1
     if devices % count:
         command.fail(
-            f"a mesh of {devices} devices cannot be split over --processes={count}: each has as "
-            "many devices; change config.mesh.data, fsdp or tensor"
+            f"a mesh of {devices} devices cannot be split over --processes={count}: each process "
+            "must have equally many devices; change config.mesh.data, fsdp or tensor"
         )
     return devices // count
 
 
 def end(message: str, status: int) -> NoReturn:
-    """`command.fail`, which also tells the run's other processes to end."""
+    """Exit as `command.fail` does, and make the run's other processes exit, too."""
     hosts = processes.here()
     hosts.alarm(message, status)
     try:
@@ -148,34 +146,39 @@ def end(message: str, status: int) -> NoReturn:
 
 
 def define_process_flags() -> None:
-    """Define the flags by which a process finds the others of its run."""
+    """Define the flags with which a process joins the other processes of its run."""
     flags.DEFINE_string(
         "coordinator",
         None,
-        "host:port of process 0, where the run is several processes. Or $JAX_COORDINATOR_ADDRESS.",
+        "Several processes: host:port of process 0. Default: $JAX_COORDINATOR_ADDRESS.",
     )
-    flags.DEFINE_integer("processes", None, "How many there are. Or $JAX_NUM_PROCESSES.")
-    flags.DEFINE_integer("process", None, "Which this one is, from 0. Or $JAX_PROCESS_ID.")
+    flags.DEFINE_integer("processes", None, "Number of processes. Default: $JAX_NUM_PROCESSES.")
+    flags.DEFINE_integer(
+        "process", None, "Index of this process, from 0. Default: $JAX_PROCESS_ID."
+    )
     flags.DEFINE_enum(
-        "cluster", None, ["auto"], "auto: JAX finds the three by itself, as on a TPU pod."
+        "cluster",
+        None,
+        ["auto"],
+        "auto: JAX finds coordinator, number and index by itself, as on a TPU pod.",
     )
     flags.DEFINE_integer(
         "heartbeat_s",
         processes.HEARTBEAT_S,
-        "Several processes: one that gives no sign of life for so long ends all.",
+        "Several processes: seconds without a heartbeat of one after which all end.",
         lower_bound=1,
     )
     flags.DEFINE_float(
         "hang_s",
         processes.HANG_S,
-        "Several processes: no progress for so long ends all. It must be longer than the longest "
-        "compilation, generation call, update or save.",
+        "Several processes: seconds without progress of one after which all end. It must be longer "
+        "than the longest compilation, generation call, update or save.",
         lower_bound=0,
     )
 
 
 def _found(flag: str, variable: str) -> Any:
-    """The value of a flag, or else of its environment variable; numbers are converted."""
+    """Value of a flag, or else of its environment variable; numbers are converted."""
     value = flags.FLAGS[flag].value
     if value is not None or not os.environ.get(variable):
         return value
@@ -212,7 +215,7 @@ def connect() -> None:
             )
         if count < 1 or not 0 <= process < count:
             raise ValueError(
-                f"--process={process} of --processes={count}: processes are numbered from 0"
+                f"--process={process} must be between 0 and {count - 1} for --processes={count}"
             )
     if coordinator is not None:
         port = coordinator.rpartition(":")[2]
@@ -232,7 +235,7 @@ def connect() -> None:
 
 
 def mesh_size() -> int:
-    """Number of devices in the meshes of `--config`; 1 if this program has no such flag."""
+    """Number of devices in the meshes of `--config`; 1 if this program has no `--config`."""
     config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if (found := getattr(config, "devices", None)) is not None:
         return found
@@ -241,16 +244,16 @@ def mesh_size() -> int:
 
 
 def numbers(flag: str, texts: Sequence[str], kind: type = int) -> list[Any]:
-    """The values of a list flag as numbers. Raises ValueError naming the flag."""
+    """Converts the values of a list flag to numbers. Raises ValueError naming the flag."""
     try:
         return [kind(text) for text in texts]
     except ValueError:
         what = {int: "whole numbers"}.get(kind, "numbers")
         raise ValueError(
-            f"--{flag} must be {what} with commas between, got {','.join(texts)!r}"
+            f"--{flag} must be {what} separated by commas, got {','.join(texts)!r}"
         ) from None
 
 
 def shown_command() -> str:
-    """The command line of this process, for tables and reports."""
+    """Returns the command line of this process, for tables and reports."""
     return " ".join([command.program(), *sys.argv[1:]])

@@ -1,13 +1,13 @@
-"""The processes of one run, seen from one of them.
+"""Agreement and fault handling between the processes of one run.
 
-JAX's multi-controller runtime runs the same program in every process: control is replicated, and
-the devices work together. Values that could differ between processes are agreed upon here: each
-process's value (`gather`), or that of process 0 (`first`). Only small values, over the coordination
-service that `jax.distributed` starts; samples and weights travel over the devices.
+JAX's multi-controller runtime runs the same program in every process. Processes exchange values
+that could differ between them: the values of all (`gather`), or that of process 0 (`first`). They
+use the coordination service of `jax.distributed`, for small values only; samples and weights are
+transferred between devices.
 
-JAX's heartbeats find a dead process and end all others. A failing process says so before it ends
-(`alarm`), and the others end with it. A thread in every process finds one that makes no progress
-for longer than `hang_s`: all end, and report where each of them was.
+JAX's heartbeats find a dead process and end all others. A failing process notifies the others
+before it ends (`alarm`), and they end with it. A thread in every process checks its progress: after
+`hang_s` seconds without any, all processes end and report where each of them was.
 """
 
 import contextlib
@@ -30,25 +30,25 @@ from flax import serialization
 
 log = logging.getLogger(__name__)
 
-# Exit status when another process ended this one: "try again" in sysexits.h.
+# Exit status of a process that ends because another did: "try again" in sysexits.h.
 ENDED_BY_OTHER = 75
 # Exit status for invalid settings: a restart would not help.
 BAD_SETTINGS = 2
 
 HEARTBEAT_S = 100
 HANG_S = 1800
-# Limit for reaching process 0.
+# Seconds to wait for process 0 at the start.
 START_S = 300
 # Opening bytes of a gRPC (HTTP/2) client: the preface and an empty SETTINGS frame.
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KEYS = "rl_speed"
-# How often a process looks for alarms, and how long it may take to end by itself after one.
+# Seconds between two checks for alarms, and seconds that a process may take to end after one.
 _LOOK_S = 1.0
 _GRACE_S = 4.0
 
 
 class OtherProcessError(RuntimeError):
-    """Another process of the run failed, hangs, or differs in what must be the same."""
+    """Another process of the run failed, hangs, or runs another part of the program."""
 
     exit_status = ENDED_BY_OTHER
 
@@ -60,15 +60,18 @@ class DifferError(ValueError):
 
 
 class Hosts:
-    """See the module's docstring. Without `connect` there is one process, and all calls are free.
+    """The processes of a run, with methods to agree and to report faults (see the module).
+
+    Without `connect` there is one process, and every method returns at once.
 
     Args:
-      client: of the coordination service. index, count: of this process, and of all.
-      hang_s: seconds without progress after which all processes are ended.
+      client: client of the coordination service. index: of this process. count: number of
+        processes.
+      hang_s: seconds without progress after which all processes end.
 
     Attributes:
-      writes: whether this process writes the files of the run. names: of all processes.
-      failed: whether this process has announced its end to the others.
+      writes: whether this process writes the files of the run. names: host and pid of each process.
+      failed: whether this process has notified the others of its end.
     """
 
     def __init__(self, client: Any = None, index: int = 0, count: int = 1, hang_s: float = HANG_S):
@@ -100,11 +103,13 @@ class Hosts:
     # Agreement.
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """The value of every process, by its index. All must call it, in the same order.
+        """Returns the value of every process, by index. All must call it, in the same order.
 
         Args:
-          value: nested dicts and lists of numbers, strings and numpy arrays. what: its purpose, for
-            messages.
+          value: nested dicts and lists of numbers, strings and numpy arrays. what: purpose of the
+            value, for messages.
+
+        Raises OtherProcessError if another process gathers for another purpose.
         """
         if self.count == 1:
             return [value]
@@ -134,13 +139,13 @@ class Hosts:
             if theirs["for"] != what:
                 raise OtherProcessError(
                     f"{self.name(index)} is at {theirs['for']}, and {self.name(self.index)} at "
-                    f"{what}: they no longer do the same"
+                    f"{what}: they no longer run the same program in the same order"
                 )
         self.at(f"what follows {what}")
         return [theirs["value"] for theirs in found]
 
     def first(self, value: Any, what: str) -> Any:
-        """The value of process 0, such as its clock or its disk."""
+        """Returns the value of process 0, such as a time or a list of files."""
         return self.gather(value if self.index == 0 else None, what)[0]
 
     def meet(self, what: str) -> None:
@@ -148,7 +153,11 @@ class Hosts:
         self.gather(None, what)
 
     def require_same(self, values: dict[str, Any], advice: str) -> None:
-        """Raises DifferError, which names the first entry that differs between processes."""
+        """Raises DifferError, which names the first entry that differs between processes.
+
+        Args:
+          advice: what to do; ends the message.
+        """
         found = self.gather(values, "the comparison of settings")
         for index, theirs in enumerate(found):
             for name in {**found[0], **theirs}:
@@ -159,17 +168,21 @@ class Hosts:
                     )
 
     def barrier(self, key: str, timeout_s: float, topic: str) -> None:
-        """Wait for all processes, from any thread, independently of `gather`. The barriers of one
-        topic run one after the other, in the same order in every process.
+        """Wait until all processes have reached this barrier. Works in any thread, independently of
+        `gather`.
 
-        Raises OtherProcessError if another process is at another barrier of the topic, is late, or
-        has noted (`note`) that it will not come.
+        Args:
+          key: name of the barrier. topic: barriers of one topic have the same order in every
+            process.
+
+        Raises OtherProcessError if another process is at another barrier of the topic, does not
+        arrive within `timeout_s`, or has left a `note`.
         """
         if self.count == 1:
             return
         self._barriers[topic] += 1
         place = f"{_KEYS}/barrier/{topic}/{self._barriers[topic]}"
-        # Numbers are masked: each process numbers Orbax's barriers by itself.
+        # Numbers are masked, because each process has its own numbers for Orbax's barriers.
         key, end = re.sub(r"\d+", "#", key), time.monotonic() + timeout_s
         self._client.key_value_set(f"{place}/{self.index}", key)
         for index in range(self.count):
@@ -187,9 +200,9 @@ class Hosts:
                 )
 
     def note(self, topic: str, text: str) -> None:
-        """Leave a text for processes that wait for this one at a `barrier` of the topic.
+        """Leave an error text for processes that wait for this one at a `barrier` of the topic.
 
-        Only the first note of a process on a topic counts.
+        Only the first note of a process on a topic is used.
         """
         if self.count > 1:
             with contextlib.suppress(Exception):
@@ -218,11 +231,11 @@ class Hosts:
     # Faults.
 
     def at(self, what: str) -> None:
-        """Record progress: this process is at `what` now."""
+        """Record that this process makes progress and is now at `what`."""
         self._mark = time.monotonic(), what
 
     def alarm(self, message: str, status: int) -> None:
-        """Tell the other processes that this one ends, and why; they end, too."""
+        """Notify the other processes that this one ends, and why; they end, too."""
         if self.count == 1 or self.failed or self._closed.is_set():
             return
         self.failed = True
@@ -231,8 +244,8 @@ class Hosts:
             self._client.key_value_set(f"{_KEYS}/alarm/{self.index}", text)
 
     def end(self, status: int) -> None:
-        """Exit at once. A normal exit would wait for processes that wait for this one. Does nothing
-        if there is one process.
+        """Exit at once, because a normal exit would wait for processes that wait for this one. With
+        a single process it does nothing.
         """
         if self.count == 1 or self._closed.is_set():
             return
@@ -273,7 +286,7 @@ class Hosts:
                 self._leave(f"{self.name(self.index)}: {text}", stacks=True)
 
     def _where(self) -> str:
-        """Describe what this process waits for, or which line of this package it is in."""
+        """Describe which process this one waits for, or which line of this package it runs."""
         if self._waits_for:
             missing = []
             for index in range(1, self.count):
@@ -306,7 +319,7 @@ _HERE = Hosts()
 
 
 def here() -> Hosts:
-    """The processes of this run."""
+    """Returns the processes of this run."""
     return _HERE
 
 
@@ -321,9 +334,10 @@ def connect(
     """Join the other processes of the run, before JAX is used.
 
     Args:
-      coordinator: "host:port" of process 0. processes, process: their number, and this one's index.
-      cluster: JAX finds these three by itself, as on a TPU pod; given values are kept.
-      heartbeat_s: seconds without a heartbeat after which a process is dead, and all end.
+      coordinator: "host:port" of process 0. processes: number of processes. process: index of this
+        one.
+      cluster: whether JAX finds these three by itself, as on a TPU pod; given values are kept.
+      heartbeat_s: seconds without a heartbeat after which a process counts as dead, and all end.
       hang_s: see `Hosts`.
 
     Raises ValueError if the processes cannot connect.
@@ -343,12 +357,12 @@ def connect(
         )
     except Exception as error:
         raise ValueError(
-            f"the processes of the run did not come together ({_line(error)}). "
+            f"the processes of the run could not connect ({_line(error)}). "
             + (
                 "--cluster=auto found no TPU pod; give --coordinator, --processes and --process"
                 if cluster
-                else f"Process 0 must run on the host of --coordinator={coordinator}, and every "
-                f"number below --processes={processes} must be started"
+                else f"Start process 0 on the host of --coordinator={coordinator}, and one process "
+                f"for each --process from 0 to {processes - 1}"
             )
         ) from error
     # jax.distributed has no public name for its client. This one is the same from JAX 0.10.2 to
@@ -361,8 +375,8 @@ def connect(
 
 
 def _require_free(coordinator: str) -> None:
-    """Fail if process 0 cannot listen at its port: JAX would end with a segmentation fault, or
-    share the port with an unrelated run.
+    """Raise ValueError if process 0 cannot listen at its port. JAX would end with a segmentation
+    fault, or share the port with an unrelated run.
     """
     port = int(coordinator.rpartition(":")[2])
     try:
@@ -373,13 +387,16 @@ def _require_free(coordinator: str) -> None:
     except OSError as error:
         raise ValueError(
             f"process 0 cannot listen at port {port} of --coordinator={coordinator} (or "
-            f"$JAX_COORDINATOR_ADDRESS): {error.strerror}. Another program has the port, or an "
-            "earlier run that has not ended: end that, or give all processes another port"
+            f"$JAX_COORDINATOR_ADDRESS): {error.strerror}. Another program or an earlier run uses "
+            "the port: end it, or give all processes another port"
         ) from None
 
 
 def _reach(coordinator: str) -> None:
-    """Wait until process 0 listens: JAX would end this process without a useful message."""
+    """Wait until process 0 listens. Otherwise JAX would end this process without a useful message.
+
+    Raises ValueError after `START_S` seconds, or if another program listens there.
+    """
     host, _, port = coordinator.rpartition(":")
     end = time.monotonic() + START_S
     answer = b""
@@ -389,7 +406,7 @@ def _reach(coordinator: str) -> None:
                 it.sendall(_HTTP2)
                 answer = it.recv(9)
         except OSError as error:
-            problem = f"nobody answers after {START_S} s ({error})"
+            problem = f"no answer within {START_S} s ({error})"
         else:
             # The fourth byte of a frame header is its type: a server begins with SETTINGS.
             if answer[3:4] == b"\x04":
@@ -400,13 +417,13 @@ def _reach(coordinator: str) -> None:
         time.sleep(0.2)
     raise ValueError(
         f"process 0 is not at --coordinator={coordinator} (or $JAX_COORDINATOR_ADDRESS): "
-        f"{problem}. Process 0 must run on that host, and the port be free there, and open to the "
-        "others"
+        f"{problem}. Start process 0 on that host, with a port that is free there and that the "
+        "other hosts can reach"
     )
 
 
 def log_beside(hosts: Hosts, workdir: Path) -> None:
-    """Give a process that does not write the run's files its own log: logs/process_I.log."""
+    """Log to logs/process_I.log in a process that does not write the run's files."""
     if hosts.writes:
         return
     path = workdir / "logs" / f"process_{hosts.index}.log"
@@ -414,14 +431,14 @@ def log_beside(hosts: Hosts, workdir: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
     except OSError as error:
-        log.error("%s has no log of its own: %s", hosts.name(hosts.index), error)
+        log.error("%s cannot write its log: %s", hosts.name(hosts.index), error)
         return
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
 
 
 def status_of(error: BaseException) -> int | None:
-    """The exit status of a process that an error ends; None for an unexpected error."""
+    """Exit status of a process that an error ends; None for an unexpected error."""
     expected = 2 if isinstance(error, (ValueError, OSError)) else None
     return getattr(error, "exit_status", expected)
 

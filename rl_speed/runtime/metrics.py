@@ -1,4 +1,4 @@
-"""Files and counters of a run: metrics.jsonl, rollouts.jsonl, compilations, times by phase."""
+"""JSON and JSON-lines files of a run, phase times, slow steps, and a compilation counter."""
 
 import contextlib
 import errno
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class AppendedFile:
-    """A file that whole records are appended to, unbuffered.
+    """Appends whole records to a file, unbuffered.
 
-    Records that cannot be written (a full disk) are kept and written with the next. A half-written
-    record is removed first.
+    A record that cannot be written (full disk) is kept and written before the next one. A
+    half-written record is removed.
 
     Attributes:
       failures: writes that failed since this object was made.
@@ -44,7 +44,7 @@ class AppendedFile:
         try:
             while self._waiting:
                 if self._file.write(self._waiting[0]) < len(self._waiting[0]):
-                    raise OSError(errno.ENOSPC, "the record went out by halves: no room")
+                    raise OSError(errno.ENOSPC, "only a part of the record was written: disk full")
                 self._good += len(self._waiting.pop(0))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -63,11 +63,9 @@ class AppendedFile:
 
 
 class JsonLines:
-    """A file with one JSON object per line, flushed after each line (`AppendedFile`).
+    """Writes a file with one JSON object per line, flushed after each line (`AppendedFile`).
 
-    On resume, lines from `next_step` on are removed.
-
-    Every line must have an integer "step".
+    Every line has an integer "step". On opening, lines of step `next_step` and later are removed.
     """
 
     def __init__(self, path: Path, next_step: int = 0):
@@ -92,7 +90,7 @@ class JsonLines:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a temporary file and move it into place: readers see the old file or the new one."""
+    """Write a temporary file and move it into place, so readers see the old or the new file."""
     fresh = path.with_name(path.name + ".tmp")
     try:
         fresh.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
@@ -104,18 +102,19 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def read_object(path: Path, advice: str) -> dict[str, Any]:
-    """The JSON object in a file that a person may have edited.
+    """Reads a JSON object from a file that a person may have edited.
 
     Args:
-      advice: what to do if it is damaged; ends the message.
+      advice: what to do if the file is damaged; ends the message.
 
     Raises:
-      ValueError: no JSON, or no object; names the file and the problem. OSError: it cannot be read.
+      ValueError: the file is no JSON object; names the file and the problem. OSError: it cannot be
+        read.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        # Bytes that are no text, no JSON, or brackets nested too deep.
+        # The bytes are no text or no JSON, or the brackets are nested too deep.
         raise ValueError(f"{path} is damaged: no JSON ({error}); {advice}") from None
     if not isinstance(found, dict):
         raise ValueError(
@@ -137,9 +136,9 @@ def kind_of(value: Any) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, without a last line that a crash cut short.
+    """Reads the objects of a JSON-lines file, without a last line that a crash cut short.
 
-    Raises ValueError that names the file and the line.
+    Raises ValueError for a damaged line; names the file and the line.
     """
     try:
         lines = []
@@ -162,13 +161,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """`read_lines` of a file whose objects must each have an integer "step"; else ValueError."""
+    """Reads a JSON-lines file (`read_lines`) and checks that every object has an integer "step".
+
+    Raises ValueError that names the file and the line.
+    """
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if type(line.get("step")) is not int:
             raise ValueError(
                 f'{path}:{number} is damaged: it must have an integer "step"; restore '
-                "the line, or take it out"
+                "the line, or delete it"
             )
     return lines
 
@@ -186,7 +188,7 @@ def held_out_names(point: Mapping[str, Any]) -> list[str]:
 
 
 def pass_rate_histogram(rates: Sequence[float]) -> list[int]:
-    """Twelve counts: pass rate exactly 0; ten bins (0, .1], (.1, .2], ... (.9, 1); exactly 1."""
+    """Counts of pass rates in twelve bins: 0; (0, .1], (.1, .2], ... (.9, 1); 1."""
     inner = [rate for rate in rates if 0 < rate < 1]
     counts = [0] * 10
     for rate in inner:
@@ -200,9 +202,10 @@ _PHASES = {"update": "updating", "transfer": "sending weights", "fused": "fused 
 
 
 class PhaseTimer:
-    """Seconds by phase since the last `take`.
+    """Measures the seconds of each phase since the last `take`.
 
-    `spent`: the result of an earlier `take`, to continue from.
+    Args:
+      spent: result of an earlier `take` to continue from.
     """
 
     def __init__(self, spent: Mapping[str, float] | None = None):
@@ -225,7 +228,9 @@ class PhaseTimer:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """{"time/<phase>": seconds, "time/other": the rest, "time/step": all}; starts anew."""
+        """Returns {"time/<phase>": seconds, "time/other": the rest, "time/step": total}, and
+        restarts.
+        """
         now = time.perf_counter()
         whole = now - self._start
         named = dict(self._seconds)
@@ -239,8 +244,8 @@ class PhaseTimer:
 
 
 def counted_over_restarts(values: Sequence[float]) -> int:
-    """Total of a per-process counter over restarts: where it falls, the run was resumed and the
-    counter began at 0.
+    """Total of a per-process counter over restarts. Where its values fall, the run was resumed and
+    the counter restarted at 0.
     """
     return round(
         sum(now - before if now >= before else now for before, now in zip([0.0, *values], values))
@@ -248,10 +253,15 @@ def counted_over_restarts(values: Sequence[float]) -> int:
 
 
 class SlowSteps:
-    """Finds steps that take `factor` times the median of recent ones, without compilation.
+    """Finds steps that take more than `factor` times the median of recent steps, compilation
+    excluded.
+
+    Args:
+      window: recent steps. least: steps before the first warning. floor_s: seconds below which no
+        step is slow.
 
     Attributes:
-      count: how many since this object was made.
+      count: slow steps since this object was made.
     """
 
     def __init__(
@@ -264,7 +274,7 @@ class SlowSteps:
         self.count = 0
 
     def see(self, step: int, times: Mapping[str, float], notes: Mapping[str, float]) -> str | None:
-        """A warning about this step, or None.
+        """Records a step, and returns a warning if it was slow, else None.
 
         Args:
           times: "time/<phase>" in seconds, with "time/step" and "time/compile". notes: other
@@ -295,8 +305,8 @@ class SlowSteps:
 
 
 class CompileCounter:
-    """Counts XLA compilations of this process, and their seconds, while it exists. A hit of the
-    persistent cache counts: a function met a new shape.
+    """Counts XLA compilations of this process and their seconds. A hit of the persistent cache
+    counts, because a function got a new shape.
     """
 
     _EVENT = "/jax/core/compile/backend_compile_duration"

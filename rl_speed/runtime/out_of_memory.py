@@ -1,4 +1,4 @@
-"""Memory held on each device by RL and by supervised fine-tuning, and the out-of-memory message."""
+"""Memory per device of RL and of supervised fine-tuning, and the out-of-memory message."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,32 +16,32 @@ from rl_speed.update.state import TrainState, state_shardings
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether XLA reports that a device, or the host in its place, ran out of memory."""
+    """Whether an error is XLA's report that a device ran out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def explain(
     error: Exception, parts: Sequence[tuple[str, Mapping[str, int], str]], last: str = ""
 ) -> str:
-    """The message: what each part holds, and which settings to turn down.
+    """Out-of-memory message with the bytes of each part and the settings to lower.
 
     Args:
-      parts: (title, bytes per device by part, the settings that make it smaller) of each program.
-        last: a line at the end.
+      parts: for each program (title, {part: bytes per device}, settings that reduce them).
+      last: a line at the end.
     """
     lines = [f"a device ran out of memory: {str(error).strip().splitlines()[0]}"]
     for title, known, advice in parts:
         lines += [
-            f"  {title} holds {size_text(sum(known.values()))} per device, activations apart; "
-            f"turn down {advice}"
+            f"  {title} holds {size_text(sum(known.values()))} per device, without activations; "
+            f"lower {advice}"
         ]
         lines += [f"    {part:<30} {size_text(size)}" for part, size in known.items()]
     return "\n".join([*lines, *([f"  {last}"] if last else [])])
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of one device's shard of a pytree of (abstract) arrays. An array without a sharding
-    counts whole.
+    """Bytes per device of a pytree of (abstract) arrays. An array without a sharding counts in
+    full.
     """
 
     def one(x: Any) -> int:
@@ -55,7 +55,7 @@ def device_bytes(tree: Any) -> int:
 def abstract_state(
     model: ModelConfig, params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """The train state as shapes with shardings, from (abstract) parameters."""
+    """Builds the train state as shapes with shardings, from (abstract) parameters."""
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     shapes = TrainState(
         params=params,
@@ -71,13 +71,13 @@ def abstract_state(
     )
 
 
-# The part that stays on the device while programs run that do not use it.
+# The part that stays on the device while other programs run.
 WAITING = "optimizer"
 
 
 def update_parts(state: TrainState) -> dict[str, int]:
-    """Bytes per device held by the update, by part. Gradients are counted for all weights, as if
-    all were trained.
+    """Bytes per device of the update, by part. Gradients are counted as if all weights were
+    trained.
     """
     weights = device_bytes(state.params)
     return {

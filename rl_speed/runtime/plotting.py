@@ -1,4 +1,4 @@
-"""Plots of one run, from its files."""
+"""Plots a run from the files in its workdir."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from rl_speed.runtime.workdir import read_summary
 
 
 def pyplot():
-    """matplotlib.pyplot without a display, in the house style."""
+    """Returns matplotlib.pyplot, set up to draw without a display, in this project's style."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -39,7 +39,7 @@ def smooth(values: Sequence[float], window: int = 15) -> np.ndarray:
 
 
 def running_median(values: Sequence[float], window: int = 15) -> np.ndarray:
-    """Median of the latest `window` values, which hides single slow steps such as compilations."""
+    """Running median over the latest `window` values, which hides single slow steps."""
     values = np.asarray(values, float)
     return np.array([np.median(values[max(i + 1 - window, 0) : i + 1]) for i in range(len(values))])
 
@@ -60,14 +60,14 @@ def _lines(
 
 
 def plot_run(workdir: Path) -> list[Path]:
-    """Draw plots/accuracy.png and plots/training.png of a workdir, finished or running. Also
-    plots/devices.png where generation and update ran at the same time. Returns the files drawn.
+    """Draw plots/accuracy.png and plots/training.png of a run, finished or running, and
+    plots/devices.png if generation and update overlapped. Returns the files drawn.
     """
     plt = pyplot()
     out = workdir / "plots"
     out.mkdir(exist_ok=True)
     records = read_steps(workdir / "metrics.jsonl")
-    summary = read_summary(workdir / "summary.json", "the run writes it anew at its end")
+    summary = read_summary(workdir / "summary.json", "the run writes a new one at its end")
     drawn = []
     if summary["evaluations"]:
         drawn.append(_accuracy(plt, summary, out / "accuracy.png"))
@@ -79,7 +79,7 @@ def plot_run(workdir: Path) -> list[Path]:
 
 
 def _devices(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
-    """Plot the share of a step that generation and update each worked, for overlapped runs."""
+    """Plot the shares of a step's time in which generation and update were active."""
     figure, axis = plt.subplots(figsize=(7, 3.6), constrained_layout=True)
     steps = [r["step"] for r in records]
     for name, label in (("generate", "generation"), ("update", "update")):
@@ -98,7 +98,7 @@ def _devices(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
 def _accuracy(plt: Any, summary: dict, path: Path) -> Path:
     points = summary["evaluations"]
     last = points[-1]
-    # By class, or by held-out set where there are several.
+    # One line per held-out set if there are several, else per class.
     parts = {name: f"eval/{name}/accuracy" for name in held_out_names(last)} or {
         name.removeprefix("eval/accuracy_"): name
         for name in sorted(last)
@@ -186,8 +186,8 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
 
 
 def plot_sft(workdir: Path) -> Path:
-    """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss, accuracy
-    where answers were sampled.
+    """Draw loss.png in a supervised run's workdir: training loss, held-out loss, and held-out
+    accuracy where it was measured.
     """
     records = read_steps(workdir / "metrics.jsonl")
     plt = pyplot()

@@ -1,4 +1,4 @@
-"""Progress bars that suit a terminal and stay short in a log file, and the phase under way."""
+"""Progress bars for terminals and log files, and the display of the current phase."""
 
 import contextlib
 import logging
@@ -14,13 +14,13 @@ from rl_speed.activity import activity
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the current phase, and the length at which the log first reports one.
+# Seconds between two updates of the display, and seconds after which the log first reports a phase.
 _LOOK_S = 1.0
 _LONG_S = 10.0
 
 
 def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True) -> Any:
-    """A tqdm bar; if standard error is no terminal, it prints only every 20 seconds."""
+    """Returns a tqdm bar. If standard error is no terminal, it prints at most every 20 seconds."""
     terminal = sys.stderr.isatty()
     return tqdm(
         total=total,
@@ -36,10 +36,10 @@ def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True)
 
 
 class ActivityDisplay:
-    """Shows in `bar` what the process waits for; if `bar` is None, in the log.
+    """Shows the current phase in `bar`; if `bar` is None, in the log.
 
-    The log has a line when a phase takes 10 s, 20 s, 40 s and so on. The kind of a phase is its
-    text before the first "," or ":". A kind is logged only when it takes longer than ever before.
+    The log gets a line when a phase has taken 10 s, 20 s, 40 s and so on, if this is longer than
+    any earlier phase of its kind. The kind is the phase's text before the first "," or ":".
     """
 
     def __init__(self, bar: Any, label: str, clock: Callable[[], float] = time.monotonic):
@@ -68,7 +68,9 @@ class ActivityDisplay:
 
 @contextlib.contextmanager
 def show_activity(bar: Any, label: str) -> Iterator[None]:
-    """While active, a thread shows `activity`: in the bar on a terminal, else in the log."""
+    """Shows `activity` from a thread while the context is active: in the bar on a terminal, else in
+    the log.
+    """
     live = sys.stderr.isatty() and not bar.disable
     display = ActivityDisplay(bar if live else None, label)
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""The text that a run prints at its end."""
+"""Builds the text that a run prints at its end."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,11 @@ from rl_speed.runtime.metrics import held_out_names, read_steps
 
 
 def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -> str:
-    """The text printed at the end of a run."""
+    """Returns the text that a run prints at its end.
+
+    Args:
+      summary: content of summary.json. plots: files that were drawn.
+    """
     records = read_steps(workdir / "metrics.jsonl")
     points = summary["evaluations"]
     prompts = summary["prompts"]
@@ -41,11 +45,13 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
     if start := summary.get("replay_start"):
         lines.append(
             f"  replay cache        began with {start['sampled']:,} responses, "
-            f"{start['correct']:,} right: {start['tokens']:,} tokens, {start['seconds']:.0f} s "
-            "with compilation; in the totals above"
+            f"{start['correct']:,} correct: {start['tokens']:,} tokens, {start['seconds']:.0f} s "
+            "with compilation; included in the totals above"
         )
     if tokens := prompts.get("cancelled_tokens"):
-        lines.append(f"  cancelled           {tokens:,} tokens of prompts that others came before")
+        lines.append(
+            f"  cancelled           {tokens:,} tokens of prompts that ended with the batch full"
+        )
     if records:
         whole = sum(r["time/step"] for r in records)
         phases = {
@@ -55,7 +61,7 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
         if waste := [r["train/padding"] for r in records if "train/padding" in r]:
             lines.append(
                 f"  padding             {sum(waste) / len(waste):.2f} tokens computed in an update "
-                "for each that is held"
+                "for each token of the batch"
             )
         lines.append(
             "  time                "

@@ -1,4 +1,4 @@
-"""Process-wide settings of JAX, of transformers and of the allocator for a run."""
+"""Process-wide settings of JAX, transformers and the memory allocator for a run."""
 
 import ctypes
 import os
@@ -16,9 +16,10 @@ M_MMAP_THRESHOLD = -3
 
 
 def setup_jax(devices: int = 1) -> None:
-    """Set up JAX for a run: `devices` devices on a CPU (`share_processors`), the persistent
-    compilation cache (in $JAX_COMPILATION_CACHE_DIR or ~/.cache/rl_speed/xla), and freed memory
-    kept. Call it before transformers is imported, to silence its advice.
+    """Set up JAX for a run. Call it before transformers is imported, to silence its advice.
+
+    It sets `devices` devices on a CPU (`share_processors`), the persistent compilation cache in
+    $JAX_COMPILATION_CACHE_DIR or ~/.cache/rl_speed/xla, and `keep_freed_memory`.
     """
     default = Path.home() / ".cache" / "rl_speed" / "xla"
     jax.config.update(
@@ -32,13 +33,14 @@ def setup_jax(devices: int = 1) -> None:
 
 
 def share_processors(devices: int) -> bool:
-    """Make JAX's CPU platform offer `devices` devices, which work at the same time. One device
-    alone uses a second core only in large operations.
+    """Make JAX's CPU platform offer `devices` devices, which run in parallel.
 
-    Returns False if nothing was changed: one device; more than both the cores and FEW_DEVICES (the
-    mesh then refuses); or a number in XLA_FLAGS, set by the user.
+    A single device uses a second core only in large operations.
 
-    Raises RuntimeError: JAX was used already, so its devices exist.
+    Returns False if nothing was changed: for one device, for more devices than both the cores and
+    FEW_DEVICES (building the mesh then fails), or if the user has set a number in XLA_FLAGS.
+
+    Raises RuntimeError: JAX was used before, so its devices exist.
     """
     most = max(FEW_DEVICES, os.cpu_count() or 1)
     own = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
@@ -51,11 +53,11 @@ def share_processors(devices: int) -> bool:
 def keep_freed_memory() -> bool:
     """Make glibc keep large freed blocks for the next allocation.
 
-    Returns False if the C library is another one, or refuses.
-
     On a CPU device XLA allocates a program's workspace in every call. Blocks above 32 MiB come from
-    the kernel each time, page by page. This costs a quarter of the time of a step whose workspace
-    is slightly larger.
+    the kernel each time, page by page, which can cost a quarter of a step's time.
+
+    Returns False if the C library is another one, the call fails, or the user has set
+    MALLOC_MMAP_THRESHOLD_.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:  # set by the user
         return False

@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT ask a run to save and stop.
+"""Stops a run that gets SIGTERM or SIGINT, after it has saved.
 
-A large run's step takes minutes, longer than a scheduler waits after a signal. So the request is
-also checked between generation calls, of steps and of evaluations, and between parts of a call. The
-checkpoint saved then has the samples of whole calls.
+A step of a large run takes minutes, longer than a scheduler waits after a signal. So the run also
+checks for a signal between generation calls and between parts of a call. The checkpoint then has
+the samples of the finished calls.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and saved before it did.
+    """The run has saved and stopped after a signal.
 
     Attributes:
-      signal: the one received. step: steps made, all saved. workdir: of the run. inside: how much
-        of the next step is made and saved, too. receiver: which of several processes got the
-        signal.
+      signal: received signal. step: number of finished steps. workdir: of the run. inside: saved
+        part of the next step, in words. receiver: process that got the signal, if there are
+        several.
     """
 
     def __init__(
@@ -52,16 +52,17 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether a signal or the time limit has asked for a stop. `received` is None until then.
+    """Request to stop, by a signal or the time limit. It is true once the request exists.
 
-    Several processes stop together, whichever got the signal. The latest `ask` decides until the
-    next; all processes must call it at the same places.
+    Several processes stop together when one of them got the signal. They agree in `ask`, which all
+    must call at the same places; the result holds until the next call.
 
     Args:
-      over: called by `ask`; True acts as SIGALRM, the signal of a timer.
+      hosts: processes that stop together; None: one process. over: called by `ask`; True acts as
+        SIGALRM, the signal of a timer.
 
     Attributes:
-      receiver: which of several processes got the signal.
+      receiver: name of the process that got the signal, if there are several.
     """
 
     def __init__(self, hosts: Hosts | None = None, over: Callable[[], bool] = lambda: False):
@@ -73,6 +74,7 @@ class StopRequest:
 
     @property
     def received(self) -> signal.Signals | None:
+        """The received signal; None before a request."""
         return self._mine if self._hosts.count == 1 else self._agreed
 
     def note(self, received: signal.Signals) -> None:
@@ -80,7 +82,7 @@ class StopRequest:
         self._mine = received
 
     def ask(self) -> bool:
-        """Whether any process got a signal, or its time is over."""
+        """Whether any process got a signal or reached its time limit."""
         if self._mine is None and self._over():
             self._mine = signal.SIGALRM
         if self._hosts.count > 1:
@@ -101,14 +103,12 @@ class StopRequest:
 def stop_on_signals(
     hosts: Hosts | None = None, over: Callable[[], bool] = lambda: False
 ) -> Iterator[StopRequest]:
-    """While active, the first SIGTERM or SIGINT is only recorded; a second one acts as usual.
+    """Records the first SIGTERM or SIGINT while the context is active; a second one acts as usual.
 
-    Outside the main thread, where Python allows no handlers, nothing is installed and no signal is
-    recorded.
+    Outside the main thread, where Python allows no signal handlers, no signal is recorded.
 
     Args:
-      hosts: the processes that stop together; None: this one.
-      over: see `StopRequest`.
+      hosts, over: see `StopRequest`.
     """
     request = StopRequest(hosts, over)
     if threading.current_thread() is not threading.main_thread():
@@ -118,7 +118,7 @@ def stop_on_signals(
 
     def restore() -> None:
         for which, handler in before.items():
-            # None: installed outside Python, so it cannot be restored; the default is nearest.
+            # None: the handler was installed outside Python and cannot be restored.
             signal.signal(which, signal.SIG_DFL if handler is None else handler)
 
     def handle(number: int, _) -> None:
@@ -126,8 +126,8 @@ def stop_on_signals(
         restore()
         # os.write, not print: a handler may interrupt a print.
         note = (
-            f"\n{signal.Signals(number).name}: stopping and saving as soon as what is under way "
-            "ends; again to stop at once\n"
+            f"\n{signal.Signals(number).name}: saves and stops after the current call or update; "
+            "send it again to stop at once\n"
         )
         os.write(sys.__stderr__.fileno(), note.encode())
 

@@ -1,4 +1,6 @@
-"""The JSON files of a workdir, which people edit. Errors name the file, the field and the fix."""
+"""Reads and writes the JSON files of a workdir, which people may edit. Errors name the file, the
+field and the remedy.
+"""
 
 import dataclasses
 import importlib.metadata
@@ -25,22 +27,22 @@ _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 
 
 def wanted(kind: type) -> str:
-    """The expected value of a field of this type, in words."""
+    """Name of a field's type in messages: "an integer"."""
     return _TYPES[kind]
 
 
 def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str, Any]:
-    """A run's config.json.
+    """Reads a run's config.json.
 
-    Sections and fields unknown to this version are kept as they are; known ones are checked.
+    Sections and fields unknown to this version are kept; the types of known ones are checked.
 
     Args:
       advice: what to do if the file is damaged; ends the message.
-      supervised: whether a supervised run's settings are accepted, too.
+      supervised: whether settings of supervised fine-tuning are also accepted.
 
     Raises:
-      ValueError: no JSON object, or a section or field of another type; names it. OSError: it
-        cannot be read.
+      ValueError: the file is no JSON object, or a section or field has another type; names the
+        field. OSError: the file cannot be read.
     """
     values = read_object(path, advice)
     if not (supervised and is_supervised(values)):
@@ -77,17 +79,17 @@ def _check(values: Mapping[str, Any], section: Any, path: Path, advice: str, pre
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    """A `Config` from the values that `read_settings` returned.
+    """Builds a `Config` from the result of `read_settings`.
 
-    Fields unknown to this version are left out; missing ones keep their defaults.
+    Fields unknown to this version are ignored; missing ones have their defaults.
     """
     return dotted.from_dict(Config(), values)
 
 
 def read_summary(path: Path, advice: str) -> dict[str, Any]:
-    """A run's summary.json, whose required fields are checked to be numbers.
+    """Reads a run's summary.json and checks its types.
 
-    Raises ValueError that names the field; OSError if it cannot be read.
+    Raises ValueError that names the field, or OSError if the file cannot be read.
     """
     summary = read_object(path, advice)
     for name in ("steps", "train_s", "tokens", "samples", "optimizer_steps"):
@@ -116,23 +118,26 @@ def _is_number(value: Any) -> bool:
 
 
 def earlier_settings(workdir: Path) -> dict[str, Any]:
-    """The settings with which a workdir's run was last opened; empty if there is no config.json.
+    """Settings of the latest start of the run in a workdir; empty if there is no config.json.
 
-    Raises ValueError if the file is damaged: going on would overwrite it.
+    Raises ValueError if the file is damaged.
     """
     path = workdir / "config.json"
     if not path.exists():
         return {}
     return read_settings(
         path,
-        "restore it, or move it away to go on without knowing which settings changed (the "
-        "checkpoints are not touched)",
+        "restore it, or move it away: the run then continues from its checkpoints, and cannot "
+        "log which settings changed",
     )
 
 
 def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
-    """Log which settings differ from `before` when a run goes on, and keep its config.json as
-    config_before_step_N.json.
+    """Log the settings that changed when a run continues at `step`, and copy the old config.json
+    (`path`) to config_before_step_N.json.
+
+    Args:
+      before: old settings; empty: unknown, so nothing is logged. now: new settings.
     """
     old = flatten(before)
     changed = [
@@ -146,9 +151,8 @@ def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def note_environment(workdir: Path, step: int) -> None:
-    """Append to environment.json how and where the run is started or resumed at `step`.
-
-    The file is a list with one entry per start: versions may differ between them.
+    """Append an entry to environment.json for the start of a run at `step`: command, commit,
+    versions and devices, which may differ between starts.
 
     Raises ValueError if the file is damaged.
     """
@@ -194,8 +198,8 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of this package's checkout, with "-dirty" if files differ; "" if the package is
-    not a checkout (such as a wheel installed inside another repository).
+    """Commit of this package's checkout, with "-dirty" if files differ; "" if the package is not in
+    a checkout (such as a wheel installed inside another repository).
     """
     checkout = ["git", "-C", str(Path(rl_speed.__file__).parent)]
     tracked = [*checkout, "ls-files", "--error-unmatch", "__init__.py"]

@@ -1,8 +1,8 @@
-"""Writers of a run's numbers: metrics.jsonl and rollouts.jsonl always; TensorBoard, Weights &
-Biases and Trackio behind one interface.
+"""Writes a run's metrics and sampled texts: always to metrics.jsonl and rollouts.jsonl, optionally
+to TensorBoard, Weights & Biases or Trackio.
 
-A writer never ends a run: failed writes are counted (`failures`) and logged. On resume a writer
-drops the records of steps that are made again, so nothing is shown twice.
+A failed write does not end a run: it is counted (`failures`) and logged. On resume a writer drops
+the records of repeated steps.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """A destination to which `MetricsWriter` passes numbers and texts.
+    """Interface of the writers to which `MetricsWriter` passes metrics and texts.
 
     Attributes:
       failures: writes that failed since the writer was made.
@@ -30,26 +30,25 @@ class Writer(Protocol):
     failures: int
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write scalars by name, and counts by name (lists as long as `PASS_RATE_EDGES`).
-
-        Other values are ignored.
+        """Write scalars and histograms (lists of counts as long as `PASS_RATE_EDGES`) by name;
+        ignore other values.
         """
 
     def text(self, step: int, name: str, text: str) -> None:
         """Write a text in Markdown."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending records and close."""
 
 
 class TensorBoard:
-    """Event files for TensorBoard in their own folder: one event a step, with all scalars.
+    """Writes TensorBoard event files into a folder: one event per step, with all scalars.
 
-    The tensorboard package makes the records, without TensorFlow. Its own file writer is not used:
-    a full disk silently ends its thread, and then its queue blocks.
+    It uses the tensorboard package without TensorFlow. It does not use the package's own file
+    writer, whose thread a full disk silently ends; its queue then blocks.
 
-    Each process writes its own file. It begins with a restart at `next_step`: TensorBoard drops
-    that step and later ones from older files.
+    Each start of a run writes a new file, which begins with a restart event at `next_step`:
+    TensorBoard drops that step and later ones from older files.
     """
 
     def __init__(self, folder: Path, next_step: int = 0):
@@ -123,12 +122,13 @@ def _is_histogram(value: Any) -> bool:
 
 
 class WandB:
-    """Weights & Biases. A resumed run continues under its id, which is kept in the workdir.
+    """Writes to Weights & Biases. A resumed run continues under its id, which is stored in the
+    workdir.
 
-    W&B ignores steps that are made again, since its steps only grow; their values were the same.
-    Online, offline (WANDB_MODE=offline) and disabled modes are W&B's own.
+    W&B ignores repeated steps, because its step number can only increase. WANDB_MODE selects W&B's
+    online, offline or disabled mode.
 
-    Raises ValueError with W&B's message if the package is missing or no run can be begun.
+    Raises ValueError with W&B's message if the package is missing or the run cannot start.
     """
 
     def __init__(self, project: str, workdir: Path, config: Mapping[str, Any]):
@@ -151,9 +151,9 @@ class WandB:
             )
         except Exception as error:
             raise ValueError(
-                f"config.logging.wandb={project!r}: no run could be begun "
-                f"({type(error).__name__}: {error}). `wandb login`, or WANDB_MODE=offline to "
-                "upload later with `wandb sync`"
+                f"config.logging.wandb={project!r}: W&B could not start a run "
+                f"({type(error).__name__}: {error}). Run `wandb login`, or set WANDB_MODE=offline "
+                "and upload later with `wandb sync`"
             ) from error
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ class WandB:
         except Exception as error:  # W&B raises many kinds, and none is worth a run
             self.failures += 1
             log.error(
-                "%s did not take step %d (%s: %s)",
+                "%s could not log step %d (%s: %s)",
                 type(self).__name__,
                 step,
                 type(error).__name__,
@@ -185,7 +185,7 @@ class WandB:
         except Exception as error:
             self.failures += 1
             log.error(
-                "%s did not finish (%s: %s)%s",
+                "%s could not finish its run (%s: %s)%s",
                 type(self).__name__,
                 type(error).__name__,
                 error,
@@ -194,10 +194,9 @@ class WandB:
 
 
 class Trackio(WandB):
-    """Trackio, which has W&B's interface and keeps runs in its own files (TRACKIO_DIR).
+    """Writes to Trackio, which has W&B's interface and stores runs in its own files (TRACKIO_DIR).
 
-    A resumed run continues under its name. Steps that are made again appear twice, with the same
-    values.
+    A resumed run continues under its name. Repeated steps appear twice, with the same values.
 
     Raises ValueError if the package is missing.
     """
@@ -219,12 +218,13 @@ class Trackio(WandB):
 
 
 class MetricsWriter:
-    """The files of a run and the configured writers.
+    """Writes metrics.jsonl and rollouts.jsonl of a run, and passes their records to the configured
+    writers.
 
     Args:
-      workdir: has metrics.jsonl, rollouts.jsonl and tensorboard/. logging: which writers. config:
-        settings shown by W&B.
-      next_step: records of this step and later ones are dropped.
+      workdir: folder of the two files and of tensorboard/. logging: selects the writers. config:
+        settings that W&B and Trackio show.
+      next_step: existing records of this step and later ones are dropped.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class MetricsWriter:
 
     @property
     def failures(self) -> int:
-        """Writes that failed since this object was made, of all files and writers."""
+        """Failed writes of all files and writers since this object was made."""
         return sum(writer.failures for writer in (self._metrics, self._rollouts, *self._writers))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -252,13 +252,16 @@ class MetricsWriter:
         self.show(step, values)
 
     def show(self, step: int, values: Mapping[str, Any]) -> None:
-        """Pass numbers only to the writers: they have another file (evaluations.jsonl)."""
+        """Pass metrics to the writers only, for metrics with their own file (evaluations.jsonl)."""
         for writer in self._writers:
             writer.write(step, values)
 
     def rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Write decoded samples of a step, with "question", "response" and "answer"; every
-        `text_every` steps also to the writers.
+        """Write decoded samples of a step to rollouts.jsonl, and every `text_every` steps also to
+        the writers.
+
+        Args:
+          samples: mappings with "question", "response", "answer" and further values.
         """
         for place, sample in enumerate(samples):
             self._rollouts.write(step, sample)

@@ -1,6 +1,4 @@
-"""Responses in the format of OpenAI's completions and chat completions, whole or streamed;
-errors.
-"""
+"""Formats responses and errors as OpenAI's completions and chat completions, whole or streamed."""
 
 import json
 import time
@@ -16,13 +14,13 @@ Added = dict[str, Any]
 
 
 class Choice:
-    """One response of a request, as text.
+    """One response of a request, converted to text token by token.
 
     Args:
-      tokenizer: of transformers. asked: the request. response: drawn by the batcher.
+      tokenizer: a transformers tokenizer. asked: the request. response: the batcher's response.
 
     Attributes:
-      index: of the choice. count: tokens so far. finish: finish_reason once it has ended.
+      index: index of the choice. count: tokens so far. finish: finish_reason once it has ended.
     """
 
     def __init__(self, tokenizer: Any, asked: Request, response: Response, index: int):
@@ -40,8 +38,8 @@ class Choice:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def push(self, token: Token) -> Added | None:
-        """Text added by a token: "text" and "logprobs", with "token_ids" if asked for; None if its
-        text is held back.
+        """Returns what a token adds: "text", "logprobs", and "token_ids" if requested; None while
+        its text is held back.
         """
         self.count += 1
         self._waiting.append(token)
@@ -84,10 +82,11 @@ class Choice:
 
 
 class Answer:
-    """The answer to a request.
+    """The body of the answer to a request.
 
     Args:
-      asked: the request. model: its name. prompt_tokens: of all its prompts.
+      asked: the request. model: name of the model. choices: its responses. prompt_tokens: tokens of
+        all its prompts.
     """
 
     def __init__(self, asked: Request, model: str, choices: Sequence[Choice], prompt_tokens: int):
@@ -110,7 +109,7 @@ class Answer:
         }
 
     async def whole(self, events: AsyncIterator[tuple[Choice, Added]]) -> dict[str, Any]:
-        """The answer once all choices have ended."""
+        """Returns the whole answer, once all choices have ended."""
         pieces: list[list[Added]] = [[] for _ in self._choices]
         async for choice, added in events:
             pieces[choice.index].append(added)
@@ -134,8 +133,8 @@ class Answer:
         return made | ({"message": said} if self._chat else {"text": text})
 
     async def stream(self, events: AsyncIterator[tuple[Choice, Added]]) -> AsyncIterator[str]:
-        """Server-sent events: added text of the choices; the error that ended one, if any;
-        [DONE].
+        """Yields server-sent events: the added text of choices, then an error if one ended a
+        choice, then [DONE].
         """
         counts = self._asked.stream_options and self._asked.stream_options.include_usage
         kind = "chat.completion.chunk" if self._chat else "text_completion"
@@ -170,14 +169,14 @@ def _event(body: dict[str, Any]) -> str:
 
 
 def error_status(error: Exception) -> int:
-    """The HTTP status of an error."""
+    """HTTP status of an error."""
     if isinstance(error, Invalid):
         return error.status
     return {Full: 429, Stopped: 503}.get(type(error), 500)
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """An error in OpenAI's format."""
+    """Body of an error in OpenAI's format."""
     refused = isinstance(error, Invalid)
     kind = {400: "invalid_request_error", 429: "rate_limit_error"}
     return {

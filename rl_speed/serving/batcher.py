@@ -1,4 +1,4 @@
-"""Continuous batching: a thread that prefills waiting prompts into free slots and decodes all slots
+"""Continuous batching: a thread prefills waiting prompts into free slots and decodes all slots
 together.
 """
 
@@ -30,7 +30,8 @@ class Token:
     """A token of a response.
 
     Attributes:
-      logprob: at temperature 1. top: [(id, log-prob)], descending. Both are None unless asked for.
+      logprob: log-prob at temperature 1. top: [(id, log-prob)], descending. Both are None unless
+        the response has `logprobs`.
       finish: "stop" for an end token, "length" at the response's limit, else None.
     """
 
@@ -45,8 +46,8 @@ class Response:
     """A response to draw. Consecutive responses to one prompt share its prefill.
 
     Attributes:
-      prompt: token ids. limit: maximum tokens of the response. seed, index: key of its draws.
-      logprobs: whether tokens have log-probs. tag: for the caller.
+      prompt: token ids. limit: most tokens of the response. seed, index: key of its randomness.
+      logprobs: whether tokens have log-probs. tag: any value of the caller.
       ended: set by the batcher with the last event. cancelled: set by `Batcher.cancel`.
     """
 
@@ -73,14 +74,13 @@ class Batcher:
     decode step runs ahead of the delivered tokens.
 
     Args:
-      engine: one sample per slot; compiled by `warm_up`, or else by the first responses.
+      engine: engine with one sample per slot; the first responses compile it unless `warm_up` did.
       deliver: called from the thread with the events of a step. A response's last event is a token
         with `finish`, or an exception.
-      room: responses that may wait for a slot.
+      room: most responses that wait for a slot.
 
     Attributes:
-      ended: why no more responses are drawn: Stopped, or the error that ended the thread; else
-        None.
+      ended: Stopped, or the error that ended the thread; None while it runs.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Events], None], room: int):
@@ -102,7 +102,7 @@ class Batcher:
     def submit(self, responses: Sequence[Response]) -> None:
         """Queue all of these responses, or none.
 
-        Raises Full; Stopped; the error that ended the thread.
+        Raises Full if they do not all fit, or `ended` if the thread has ended.
         """
         with self._changed:
             if self.ended is not None:
@@ -110,18 +110,18 @@ class Batcher:
             waiting = sum(not response.cancelled for response in self._waiting)
             if waiting + len(responses) > self.room:
                 raise Full(
-                    f"{waiting} responses wait already, this request asks for {len(responses)}, "
-                    f"and the queue takes {self.room}; try again later"
+                    f"the queue holds {waiting} of {self.room} responses, and this request needs "
+                    f"{len(responses)}; try again later"
                 )
             self._waiting.extend(responses)
             self._changed.notify()
 
     def cancel(self, response: Response) -> None:
-        """Free the response's slot; it gets no events from later steps."""
+        """Free the response's slot; it gets no more events from later steps."""
         response.cancelled = True
 
     def stop(self) -> None:
-        """End the thread; responses under way end with Stopped."""
+        """End the thread; unfinished responses get Stopped."""
         with self._changed:
             self.ended = self.ended or Stopped("the server is shutting down")
             self._changed.notify()
@@ -131,7 +131,7 @@ class Batcher:
         try:
             self._serve()
         except Exception as error:
-            _LOG.exception("decoding failed; the server takes no more requests")
+            _LOG.exception("decoding failed; the server accepts no more requests")
             self.ended = RuntimeError(f"decoding failed: {type(error).__name__}: {error}")
         with self._changed:
             left = [*self._tenants.values(), *self._waiting]
@@ -191,7 +191,7 @@ class Batcher:
                 self._changed.wait()
 
     def _events(self, step: Step, rows: dict[int, Response]) -> Events:
-        """Tokens of a step that was dispatched for `rows`."""
+        """Returns the events of a step that was dispatched for `rows`."""
         step = jax.tree.map(np.asarray, step)
         events = []
         for row, response in rows.items():
@@ -200,7 +200,8 @@ class Batcher:
             token, valid, length = map(int, step.data[row])
             if not valid:
                 event: Event = RuntimeError(
-                    f"token {length + 1} has no distribution: its logits are NaN or infinite"
+                    f"the logits of token {length + 1} are NaN or infinite; check the policy's "
+                    "weights"
                 )
             else:
                 is_end = token in self._engine.config.end_tokens

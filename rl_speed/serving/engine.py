@@ -1,11 +1,9 @@
-"""Prefill, insert and generate over the policy's pure functions: the sampler's loop, one step at a
-time.
+"""Decoding engine with prefill, insert and generate: the sampler's loop, one step at a time.
 
 Each slot has a row of the context pool and `samples_per_slot` rows of the cache. Prefill computes a
-prompt's KV, insert copies it into the slot's row, and generate feeds every row one token. As in the
-sampler, a row first feeds the last token of its context again, so the first token comes from the
-same decode step as the others. An ended row stays and draws nothing until its slot gets the next
-prompt.
+prompt's KV, insert copies it into the slot's row, and generate feeds one token to every row. As in
+the sampler, a row first feeds the last token of its context again, so the first token comes from
+the same decode step as the others. An ended row is inactive until its slot gets the next prompt.
 """
 
 import dataclasses
@@ -25,14 +23,17 @@ from rl_speed.serving.policy import ServedPolicy
 
 Array = jax.Array
 
-SHORTEST = 16  # tokens of the smallest prefill
-MAX_TOP = 20  # alternatives with log-probs per token, if the vocabulary has as many
+SHORTEST = 16  # tokens of the shortest padded prompt
+MAX_TOP = 20  # most alternatives with log-probs per token
 
 
 @struct.dataclass
 class Prefix:
-    """A prompt after prefill: `kv` of one context; i32[] each: `token`, its last one, and `length`,
-    tokens in use.
+    """A prompt after prefill.
+
+    Attributes:
+      kv: keys and values of one context. token: i32[], its last token. length: i32[], its number of
+        tokens.
     """
 
     kv: Any
@@ -42,8 +43,11 @@ class Prefix:
 
 @struct.dataclass
 class Draws:
-    """Sampling settings of one slot, or arrays over all: a typed `key`, `temperature` (0 is greedy)
-    and `top_p`, f32, and `limit`, i32, maximum tokens of a response.
+    """Sampling settings of one slot, or arrays over all slots.
+
+    Attributes:
+      key: typed PRNG key. temperature: f32, 0 is greedy. top_p: f32. limit: i32, most tokens of a
+        response.
     """
 
     key: Any
@@ -54,8 +58,11 @@ class Draws:
 
 @struct.dataclass
 class Rows:
-    """State that generate changes: `cache` of R rows; `token` i32[R], fed next; `suffix_length`
-    i32[R], number fed so far; `active` bool[R].
+    """State of R rows that generate changes.
+
+    Attributes:
+      cache: KV cache. token: i32[R], token to feed next. suffix_length: i32[R], tokens of the
+        response so far. active: bool[R], whether the row decodes.
     """
 
     cache: Any
@@ -66,8 +73,11 @@ class Rows:
 
 @struct.dataclass
 class DecodeState:
-    """State of all slots: `context_kv` of N contexts, one per slot; `context_length` i32[N];
-    `draws` of N slots; `rows`.
+    """State of N slots.
+
+    Attributes:
+      context_kv: keys and values of N contexts. context_length: i32[N]. draws: settings of N slots.
+      rows: state of all rows.
     """
 
     context_kv: Any
@@ -83,7 +93,7 @@ class Step:
     Attributes:
       data: i32[R, 3]: token, whether it is valid, length of the response so far.
       logprob: f32[R], at temperature 1. top_tokens: i32[R, K] and top_logprobs: f32[R, K], the most
-        probable tokens, descending. All zero unless asked for.
+        probable tokens, descending. All are 0 unless generate computes log-probs.
     """
 
     data: Array
@@ -151,9 +161,12 @@ def _insert(
 def draw_rows(
     logits_RxV: Array, u_R: Array, temperature_R: Array, top_p_R: Array, config: SamplerConfig
 ) -> tuple[Array, Array]:
-    """`draw` with a temperature and a top_p per row; top_k is that of `config`.
+    """Draws one token per row, as `draw` does, with a temperature and a top_p per row.
 
-    Returns (token i32[R], finite bool[R]).
+    Args:
+      config: sampling settings, of which top_k is used.
+
+    Returns (token i32[R], finite bool[R]: whether the row's logits are finite).
     """
     greedy_R = temperature_R == 0
     exact = dataclasses.replace(config, temperature=0.0, top_k=0, top_p=1.0)
@@ -216,14 +229,13 @@ def _generate(
         rows.active,
     )
     keys = jax.vmap(jax.random.fold_in)(draws.key[slot], row % samples)
-    # The last prompt of a free slot must not affect what is computed for the others.
+    # The settings of a free slot's last prompt must not change the computation for other slots.
     temperature = jnp.where(rows.active, draws.temperature[slot], 0.0)
     top_p = jnp.where(rows.active, draws.top_p[slot], 1.0)
     drawn, finite = draw_rows(
         logits, uniforms(keys, rows.suffix_length), temperature, top_p, config=config
     )
-    # If logits have no valid distribution, the response ends with an invalid token, as after its
-    # last token.
+    # If logits are not finite, the response ends with an invalid token.
     valid = rows.active & finite
     token = jnp.where(valid, drawn, rows.token)
     is_end = jnp.zeros_like(rows.active)
@@ -241,24 +253,23 @@ def _seed_key(low: Array, high: Array, index: Array) -> Array:
 
 
 def seed_key(seed: int, index: int) -> Array:
-    """The typed key of a request's response `index`; all 64 bits of the seed count."""
+    """Typed PRNG key of response `index` of a request, from all 64 bits of its seed."""
     words = [np.uint32((seed >> shift) & 0xFFFFFFFF) for shift in (0, 32)]
     return _seed_key(*words, np.uint32(index))
 
 
 def prefill_lengths(longest: int) -> list[int]:
-    """Padded prompt lengths: powers of two from 16 below `longest`, and `longest`.
-
-    Each has its own program.
+    """Padded prompt lengths: powers of two from 16 below `longest`, and `longest`. Each has its own
+    compiled program.
     """
     lengths = [SHORTEST * 2**i for i in range(longest.bit_length()) if SHORTEST * 2**i < longest]
     return [*lengths, longest]
 
 
 def pad(ids: np.ndarray | list[int], longest: int) -> np.ndarray:
-    """i32[L] with L the shortest of `prefill_lengths(longest)` that fits the ids.
+    """Pads token ids with 0 to i32[L], with the smallest L of `prefill_lengths(longest)` that fits.
 
-    Raises ValueError if there are none, or more than `longest`.
+    Raises ValueError if there are no ids, or more than `longest`.
     """
     if not 1 <= len(ids) <= longest:
         raise ValueError(f"the prompt has {len(ids)} tokens; it must have between 1 and {longest}")
@@ -267,18 +278,18 @@ def pad(ids: np.ndarray | list[int], longest: int) -> np.ndarray:
 
 
 class Engine:
-    """Prefill and decoding in slots, for one policy on one device.
+    """Prefills prompts and decodes responses in slots, for one policy on one device.
 
-    With equal `config.slots`, weights and precision, a response has the tokens that `sample` draws
-    for the same prompt, key, sample index and settings.
+    With equal `config.slots`, weights and precision, a response has the same tokens as from
+    `sample` with the same prompt, key, sample index and settings.
 
     Args:
-      policy: to serve; its weights are converted for decoding here, once.
-      config: `slots` rows that decode together, `max_new` the longest response, `top_k` of all
-        draws. Each prompt has its temperature and top_p; the policy has the end tokens.
-      max_prefill_length: tokens of the longest prompt.
-      samples_per_slot: responses to each prompt; divides `config.slots`.
-      attention: how decoding reads keys and values. device: by default the first.
+      policy: policy to serve; its weights are converted for decoding once, here.
+      config: `slots`: rows that decode together; `max_new`: most tokens of a response; `top_k` for
+        all prompts. Temperature and top_p are per prompt, and end tokens are the policy's.
+      max_prefill_length: most tokens of a prompt.
+      samples_per_slot: responses per prompt; divides `config.slots`.
+      attention: attention settings of decoding. device: None: the first.
 
     Raises:
       ValueError: a size is out of range, or prompt and response may exceed the policy's positions.
@@ -304,7 +315,7 @@ class Engine:
         if max_prefill_length + config.max_new > self.model.max_position:
             raise ValueError(
                 f"max_prefill_length {max_prefill_length} and max_new {config.max_new} together "
-                f"exceed the policy's {self.model.max_position} positions"
+                f"exceed the policy's {self.model.max_position} positions: lower one of them"
             )
         self.config = dataclasses.replace(config, end_tokens=policy.end_tokens)
         self.samples_per_slot = samples_per_slot
@@ -316,7 +327,7 @@ class Engine:
         self.params = jax.jit(self._decoder.prepare)(jax.device_put(policy.params, self.sharding))
 
     def prefill(self, ids: np.ndarray | list[int]) -> Prefix:
-        """KV of a prompt of token ids. Raises ValueError if there are none or too many."""
+        """Computes the KV of a prompt of token ids. Raises ValueError for none or too many ids."""
 
         def place(x):
             return jax.device_put(np.asarray(x, np.int32), self.sharding)
@@ -326,16 +337,18 @@ class Engine:
         return Prefix(_prefill(self._decoder, self.params, tokens, length), place(ids[-1]), length)
 
     def insert(self, state: DecodeState, prefix: Prefix, slot: int, draws: Draws) -> DecodeState:
-        """The state (donated) with a prompt in `slot`, whose rows are reset.
+        """Puts a prompt into `slot` and resets the slot's rows. The state is donated.
 
         Args:
-          draws: of this slot; row i of the slot draws with `fold_in(draws.key, i)`.
+          draws: settings of the slot; row i of the slot draws with `fold_in(draws.key, i)`.
+
+        Raises ValueError for a slot or limit out of range.
         """
         if not 0 <= slot < self.slots:
-            raise ValueError(f"slot {slot} is none of 0 to {self.slots - 1}")
+            raise ValueError(f"slot must be between 0 and {self.slots - 1}, got {slot}")
         if not 1 <= draws.limit <= self.config.max_new:
             raise ValueError(
-                f"a response of {draws.limit} tokens; it must have 1 to {self.config.max_new}"
+                f"draws.limit must be between 1 and {self.config.max_new} tokens, got {draws.limit}"
             )
         draws = Draws(
             draws.key, np.float32(draws.temperature), np.float32(draws.top_p), np.int32(draws.limit)
@@ -361,13 +374,13 @@ class Engine:
         return state.replace(rows=rows), step
 
     def init_state(self) -> DecodeState:
-        """The state with all slots free."""
+        """Returns a state in which all slots are free."""
         return _init(
             self._decoder, self.params, self.config, self.slots, longest=self.max_prefill_length
         )
 
     def warm_up(self) -> None:
-        """Compile all programs for requests: prefill and insert at each length, generate."""
+        """Compile all programs: prefill and insert for each prompt length, and generate."""
         state = self.init_state()
         draws = Draws(seed_key(0, 0), 0.0, 1.0, 1)
         for length in prefill_lengths(self.max_prefill_length):

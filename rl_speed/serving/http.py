@@ -33,20 +33,20 @@ except ImportError as error:
 
 MAX_BODY = 4 << 20  # bytes of a request
 MAX_CHOICES = 128  # responses to one request
-LEFT = 499  # status if the client has left; not received by anyone
+LEFT = 499  # status for logs if the client has disconnected
 
 
 class App:
-    """The application for one served policy.
+    """ASGI application that serves one policy.
 
     Args:
-      engine: compiled by `warm_up`. directory: with the tokenizer. name: of the model.
-      prompt: format of messages. "chat" is the tokenizer's template, with any turns; other formats
-        of `policy.prompt_encoder` take one user turn.
-      temperature, top_p: defaults of requests. queue: responses that may wait.
+      engine: engine after `warm_up`. directory: folder of the tokenizer. name: name of the model.
+      prompt: format of messages. "chat" is the tokenizer's template, for any number of turns; other
+        formats of `policy.prompt_encoder` take one user turn.
+      temperature, top_p: defaults of requests. queue: most responses that wait.
 
     Attributes:
-      asgi: the ASGI application. batcher: draws the responses; its owner stops it.
+      asgi: the ASGI application. batcher: draws the responses; the caller must stop it.
 
     Raises:
       FileNotFoundError, ValueError: no tokenizer, or one without a chat template.
@@ -71,8 +71,8 @@ class App:
         self._encode = prompt_encoder(self._tokenizer, prompt)
         self._encode("0")  # an invalid template fails now
         self._encode_plain = prompt_encoder(self._tokenizer, "plain")
-        # Longer texts surely have too many tokens (with room for normalization, which may compose
-        # characters), and would keep the tokenizer busy.
+        # Longer texts have too many tokens, and tokenizing them would take long. The factor 4 is
+        # for normalization, which may compose characters.
         piece = max(map(len, self._tokenizer.get_vocab()))
         self._characters = 4 * piece * engine.max_prefill_length
         self._created = int(time.time())
@@ -95,16 +95,16 @@ class App:
         return card | {"created": self._created, "max_model_len": longest}
 
     async def models(self, http: HTTPRequest) -> JSONResponse:
-        """GET /v1/models: the one model."""
+        """GET /v1/models: the list with the one model."""
         return JSONResponse({"object": "list", "data": [self._card()]})
 
     async def model(self, http: HTTPRequest) -> JSONResponse:
-        """GET /v1/models/NAME."""
+        """GET /v1/models/NAME: the model, or status 404."""
         name = http.path_params["name"]
         return JSONResponse(self._card()) if name == self.name else _error(self._unknown(name))
 
     async def health(self, http: HTTPRequest) -> JSONResponse:
-        """GET /health: status 200, or 503 if no more requests are served; number of responses."""
+        """GET /health: status 200, or 503 once the batcher has ended; numbers of responses."""
         running, waiting = self.batcher.busy
         ended = self.batcher.ended
         found = {"status": str(ended or "ok"), "running": running, "waiting": waiting}
@@ -157,7 +157,7 @@ class App:
     async def _events(
         self, queue: asyncio.Queue, choices: list[Choice]
     ) -> AsyncIterator[tuple[Choice, Added]]:
-        """Added text and its choice, until all have ended. Raises the error that ended one."""
+        """Yields (choice, added text) until all have ended. Raises the error of a choice."""
         going = len(choices)
         while going:
             index, event = await queue.get()
@@ -186,7 +186,7 @@ class App:
         return Invalid(message, "model", code="model_not_found", status=404)
 
     def _prompts(self, asked: Request) -> list[list[int]]:
-        """Prompts as token ids. Raises Invalid for prompts that this server cannot hold."""
+        """Encodes prompts to token ids. Raises Invalid for a field out of this server's limits."""
         if asked.model != self.name:
             raise self._unknown(asked.model)
         chat = isinstance(asked, ChatRequest)
@@ -198,8 +198,8 @@ class App:
         count = max((len(text) for text in texts if isinstance(text, str)), default=0)
         if count > self._characters:
             raise Invalid(
-                f"the prompt has {count} characters or more; this server takes 1 to {longest} "
-                "tokens",
+                f"the prompt has at least {count} characters; this server takes 1 to "
+                f"{longest} tokens",
                 field,
                 code="context_length_exceeded",
             )
@@ -219,14 +219,15 @@ class App:
                 )
             bad = [token for token in prompt if not 0 <= token < ids]
             if bad:
-                raise Invalid(f"token id {bad[0]} is none of 0 to {ids - 1}", field)
+                raise Invalid(f"token ids must be between 0 and {ids - 1}, got {bad[0]}", field)
         most = self._engine.config.max_new
         allowed = min(MAX_CHOICES, self.batcher.room)
         if (asked.max_tokens or 0) > most:
             raise Invalid(f"max_tokens must be 1 to {most}, got {asked.max_tokens}", "max_tokens")
         if asked.n * len(prompts) > allowed:
             raise Invalid(
-                f"{len(prompts)} prompts with n={asked.n}: a request may have {allowed} responses",
+                f"{len(prompts)} prompts with n={asked.n} need {asked.n * len(prompts)} responses; "
+                f"a request may have at most {allowed}",
                 "n",
             )
         return prompts
@@ -240,7 +241,7 @@ class App:
                     f"{roles}"
                 )
             return self._encode(turns[0]["content"])
-        # The text of a turn must not close it or open another.
+        # The text of a turn must not end the turn or start another.
         guard = self._encode.guard
         turns = [turn | {"content": guard.protect(turn["content"])} for turn in turns]
         return guard.encode(render_chat(self._tokenizer, turns, generation=True))
@@ -291,7 +292,7 @@ async def _body(http: HTTPRequest) -> bytes:
 
 
 async def _unless_left(http: HTTPRequest, answering: Coroutine) -> JSONResponse:
-    """The answer, unless the client disconnects first."""
+    """Returns the answer, or status `LEFT` if the client disconnects first."""
 
     async def left() -> None:
         while (await http.receive())["type"] != "http.disconnect":
@@ -309,8 +310,8 @@ async def _unless_left(http: HTTPRequest, answering: Coroutine) -> JSONResponse:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; clients that connect before the server runs wait. Port 0 takes a free
-    one.
+    """Opens a listening socket; port 0 takes a free port. Clients that connect before the server
+    runs wait.
 
     Raises OSError if the address is not available.
     """
@@ -321,20 +322,19 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((bare, port), family=family, dualstack_ipv6=ipv6)
     except OSError as error:
         raise OSError(
-            f"cannot listen on {host}:{port}: {error.strerror}; --host and --port name another "
-            "address"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
         ) from None
 
 
 class Server(uvicorn.Server):
-    """HTTP server of an application: `run(sockets=[...])` serves until SIGINT, SIGTERM, or an error
+    """HTTP server of an application. `run(sockets=[...])` serves until SIGINT, SIGTERM, or an error
     that ends the batcher.
 
-    Then no more requests are accepted. Those under way have `grace` seconds to end, and the rest
-    get status 503.
+    Then it accepts no more requests. Active requests have `grace` seconds, and the rest get status
+    503.
 
     Args:
-      app: to serve; its batcher ends with the server.
+      app: application to serve; its batcher ends with the server. grace: seconds.
     """
 
     def __init__(self, app: App, grace: float = 10.0):
@@ -345,11 +345,11 @@ class Server(uvicorn.Server):
         self._grace = grace
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; uvicorn calls it ten times a second."""
+        """Whether the server should end; uvicorn calls it ten times a second."""
         return await super().on_tick(counter) or self._batcher.ended is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as described in the class."""
+        """End active requests after `grace` seconds, and stop the batcher."""
         stop = asyncio.get_running_loop().call_later(self._grace, self._batcher.stop)
         await super().shutdown(sockets)
         stop.cancel()

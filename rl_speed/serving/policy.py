@@ -1,4 +1,4 @@
-"""Policies that can be served: a Hugging Face directory, or the workdir of a training run."""
+"""Loads the policy to serve from a Hugging Face directory or the workdir of a training run."""
 
 import dataclasses
 import os
@@ -15,10 +15,11 @@ from rl_speed.policy.hub import model_directory
 
 @dataclasses.dataclass(frozen=True)
 class ServedPolicy:
-    """Weights, and the directory of their tokenizer.
+    """A policy to serve.
 
     Attributes:
-      directory: with the tokenizer. params: float32. source: origin of the weights, in words.
+      directory: folder of its tokenizer. params: float32 weights. source: origin of the weights, in
+        words.
       end_tokens: ids that end a response, from generation_config.json, config.json, the tokenizer
         and the run's settings.
     """
@@ -33,20 +34,23 @@ class ServedPolicy:
 def load_policy(
     path: str | os.PathLike, compute_dtype: str = "float32", end_tokens: str = ""
 ) -> ServedPolicy:
-    """The policy to serve.
+    """Loads the policy to serve.
 
     Args:
       path: a Hugging Face directory or its name on the hub, "embedded", or the workdir of a run:
-        its `policy` directory if the run is over, else the newest readable checkpoint.
-      end_tokens: additional tokens that end a response, as config.model.end_tokens.
+        its `policy` directory if the run has finished, else the newest readable checkpoint.
+      end_tokens: additional tokens that end a response, as in config.model.end_tokens.
 
     Raises:
-      FileNotFoundError, ValueError, CheckpointError: it is none of these, damaged, or no known
-        model; all name the file.
+      FileNotFoundError, ValueError, CheckpointError: `path` is none of these, damaged, or an
+        unknown model; names the file.
     """
     at = Path(model_directory(str(path), field="--model"))
     if str(path) not in POLICIES and not at.is_dir():
-        raise FileNotFoundError(f"{at}: no such directory")
+        raise FileNotFoundError(
+            f"{at}: no such directory; give --model a Hugging Face directory, a name on the hub, "
+            "or the workdir of a run"
+        )
     if (at / "policy" / "config.json").exists():
         at = at / "policy"
     running = sources.is_run(at) and not sources.is_model(at)

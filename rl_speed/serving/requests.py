@@ -1,4 +1,4 @@
-"""Requests of OpenAI's completions and chat completions: fields and their validation."""
+"""Fields and validation of requests for OpenAI's completions and chat completions."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,7 +32,11 @@ NEUTRAL = {
 
 
 class Invalid(ValueError):
-    """A request that is refused: the reason, the field, OpenAI's code, the HTTP status."""
+    """A refused request.
+
+    Attributes:
+      param: the field. code: OpenAI's error code. status: HTTP status.
+    """
 
     def __init__(
         self, message: str, param: str | None, code: str = "invalid_value", status: int = 400
@@ -54,14 +58,14 @@ class _Object(pydantic.BaseModel):
 
 
 class StreamOptions(_Object):
-    """`include_usage`: send a last chunk with token counts."""
+    """Options of a stream. `include_usage`: send a last chunk with token counts."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class Request(_Object):
-    """Fields of both endpoints. `return_token_ids` is vLLM's: choices have their `token_ids`."""
+    """Fields of both endpoints. `return_token_ids` (from vLLM) adds `token_ids` to choices."""
 
     # Default maximum tokens of a response.
     default_tokens: ClassVar[int | None] = None
@@ -107,13 +111,13 @@ class CompletionRequest(Request):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, text or token ids."""
+        """List of prompts, each a text or token ids."""
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if one else self.prompt
 
 
 class TextPart(_Object):
-    """A part of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -127,7 +131,7 @@ class Message(_Object):
 
     @property
     def turn(self) -> dict[str, str]:
-        """The turn in the form of chat templates."""
+        """The turn in the format of chat templates."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -157,10 +161,10 @@ def _depth(error: Any) -> int:
 
 
 def parse(kind: type[Request], body: bytes) -> Request:
-    """The request in a body.
+    """Parses and validates the body of a request.
 
-    Raises Invalid: no JSON, or a field that is missing, unknown, not supported, of the wrong type
-    or out of range.
+    Raises Invalid if the body is no JSON object, or a field is missing, unknown, not supported, of
+    the wrong type or out of range.
     """
     try:
         data = pydantic_core.from_json(body, allow_inf_nan=False)

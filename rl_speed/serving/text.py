@@ -1,20 +1,20 @@
-"""Text of a response during generation."""
+"""Converts the tokens of a response to text during generation."""
 
 from collections.abc import Callable, Iterable, Sequence
 
-# Replacement character of decoders for bytes that are no character, or not yet one.
+# Decoders return this replacement character for bytes that are no complete character.
 REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Converts token ids to added text; the pieces together are `decode` of all ids.
+    """Converts token ids to pieces of text, which together are `decode` of all ids.
 
-    A token may have no text of its own. A character may span several tokens, which are held back
-    until it is complete. A decoder may treat the first token differently (sentencepiece strips its
-    space), so the tokens of the last piece are decoded again with the new ones.
+    A token may add no text. A character may span several tokens, which are held back until it is
+    complete. A decoder may treat the first token differently (sentencepiece strips its space), so
+    the tokens of the last piece are decoded again with the new ones.
 
-    One decoder revises returned text: byte fallback (Llama 2) makes a whole run of bytes unreadable
-    if the last of them is invalid. Characters that were complete when returned stay.
+    Exception: with byte fallback (Llama 2) an invalid byte makes the bytes before it unreadable, so
+    `decode` of all ids differs from the text that was already returned.
 
     Args:
       decode: token ids -> text.
@@ -26,7 +26,7 @@ class TextStream:
         self._said = 0  # tokens at the start of the window whose text was returned
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens add, without characters that may still change."""
+        """Returns the text that these tokens add, without characters that may still change."""
         return "".join(map(self._push, ids))
 
     def _push(self, token: int) -> str:
@@ -39,7 +39,7 @@ class TextStream:
         return new
 
     def end(self) -> str:
-        """The text held back: tokens that ended inside a character."""
+        """Returns the text held back: that of an incomplete last character."""
         new = self._new()
         self._window = []
         self._said = 0
@@ -56,9 +56,9 @@ class TextStream:
 
 
 class StoppedText:
-    """Text of a response up to the first of its stop strings, which is excluded.
+    """Converts token ids to text up to the first stop string, which is excluded.
 
-    Text that may begin a stop string is held back until it is known not to.
+    Text that may be the beginning of a stop string is held back until this is decided.
 
     Args:
       decode: token ids -> text. stops: strings that end the response.
@@ -71,11 +71,11 @@ class StoppedText:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that a token adds; sets `stopped` if it completes a stop string."""
+        """Returns the text that a token adds; sets `stopped` if it completes a stop string."""
         return self._add(self._stream.push([token]))
 
     def end(self) -> str:
-        """The text held back; "" after a stop string."""
+        """Returns the text held back; "" after a stop string."""
         if self.stopped:
             return ""
         piece = self._add(self._stream.end())

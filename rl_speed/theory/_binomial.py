@@ -1,11 +1,11 @@
-"""The binomial distribution of counts of positives."""
+"""Binomial distribution of the number of correct samples."""
 
 import math
 
 import numpy as np
 from scipy import special
 
-# float64 cannot hold the coefficients of more samples: their logarithms are used instead.
+# Largest n whose binomial coefficients float64 can hold; above it their logarithms are used.
 LARGEST = 1029
 
 
@@ -30,7 +30,7 @@ def log_coefficients(n: int) -> np.ndarray:
 
 
 def pmf(p: np.ndarray, n: int) -> np.ndarray:
-    """Probabilities of 0..n positives among n samples of pass rate(s) p, float64 [..., n + 1]."""
+    """Probabilities of 0..n correct samples among n, for pass rate(s) p, float64 [..., n + 1]."""
     k = np.arange(n + 1)
     p = p[..., None]
     if n <= LARGEST:

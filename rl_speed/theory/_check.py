@@ -6,7 +6,7 @@ import numpy as np
 
 
 def probability(p, name="p") -> np.ndarray:
-    """p as float64, any shape. Raises ValueError unless all of it is in [0, 1]."""
+    """Returns p as float64, any shape. Raises ValueError unless all values are in [0, 1]."""
     p = np.asarray(p, np.float64)
     # Written so that NaN fails too.
     if not np.all((p >= 0) & (p <= 1)):
@@ -15,7 +15,7 @@ def probability(p, name="p") -> np.ndarray:
 
 
 def count(value, name, least) -> int:
-    """value as int. Raises ValueError below `least`, TypeError if not an integer."""
+    """Returns value as int. Raises ValueError below `least`, TypeError if not an integer."""
     try:
         value = operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Divides a fixed budget of samples among prompts (Reinforce-Ada-Est)."""
+"""Allocates a fixed budget of samples to prompts (Reinforce-Ada-Est)."""
 
 import numpy as np
 
@@ -15,23 +15,22 @@ def allocate(
     n_max: int | None = None,
     form: str = "power",
 ) -> np.ndarray:
-    """Integers within [n_min, n_max] that sum to `budget`, in proportion to p_hat^-gamma within the
-    bounds.
+    """Allocates `budget` samples to prompts in proportion to p_hat^-gamma, within [n_min, n_max].
 
-    Fractions are rounded by largest remainder, ties by order, so every number is within one of its
-    share.
+    Shares are rounded by largest remainder (ties: the earlier prompt), so each result is within
+    one of its share.
 
     Args:
-      p_hat: f[P], estimates of the pass rate in (0, 1]. budget: samples in all. gamma: 1/2 is the
-        paper's hybrid, 1 as released, 0 uniform.
-      n_min, n_max: bounds for one prompt; None is the budget.
+      p_hat: f[P], estimated pass rates in (0, 1]. budget: total samples. gamma: 1/2 in the paper's
+        hybrid, 1 in its released code, 0 for a uniform allocation.
+      n_min, n_max: least and most samples of one prompt; n_max None: the budget.
       form: "power", or "variance", proportional to sqrt((1 - p) / p), which minimises the variance
-        of the estimated objective E[log p]; it ignores `gamma`.
+        of the estimated objective E[log p] and ignores `gamma`.
 
-    Returns: i64[P]. Raises ValueError for an estimate outside (0, 1], bounds that cross, or a
-    budget that they cannot meet.
-    Source: Reinforce-Ada, section 3.1 and Algorithm 1, "variance" appendix B.1. Bounds and rounding
-    are ours.
+    Returns: i64[P], which sums to `budget`. Raises ValueError for an estimate outside (0, 1],
+    n_min > n_max, or a budget that the bounds do not allow.
+    Source: Reinforce-Ada, section 3.1 and Algorithm 1; "variance": appendix B.1. Bounds and
+    rounding are ours.
     """
     p_hat = _check.probability(p_hat, "p_hat")
     if p_hat.ndim != 1 or not p_hat.size:
@@ -40,8 +39,8 @@ def allocate(
         )
     if not np.all(p_hat > 0):
         raise ValueError(
-            "p_hat must be positive: a prompt that is never solved would get "
-            "everything. Estimate with a prior"
+            "p_hat must be positive: a prompt with an estimate of 0 would get the whole budget. "
+            "Estimate with a prior"
         )
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
@@ -54,7 +53,7 @@ def allocate(
     if not count * n_min <= budget <= count * n_max:
         raise ValueError(
             f"a budget of {budget} samples cannot give each of {count} prompts "
-            f"between {n_min} and {n_max}"
+            f"between {n_min} and {n_max}; change budget, n_min or n_max"
         )
     wish = p_hat ** -float(gamma) if form == "power" else np.sqrt((1 - p_hat) / p_hat)
     share = within_bounds(wish, budget, n_min, n_max)
@@ -67,7 +66,7 @@ def allocate(
 
 
 def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -> np.ndarray:
-    """f64[P]: clip(scale * wish, n_min, n_max) with the scale at which they sum to the budget.
+    """Returns clip(scale * wish, n_min, n_max), f64[P], for the scale whose sum is the budget.
 
     The sum is piecewise linear and increasing in the scale, with a corner where a prompt reaches a
     bound.
@@ -84,7 +83,7 @@ def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -
     if above == len(corners):  # only if a wish of 0 keeps a prompt at its minimum
         raise ValueError(
             f"a budget of {budget} samples cannot be spent: prompts with an estimate of 1 get no "
-            f"more than {n_min}"
+            f"more than {n_min}; lower budget or raise n_min"
         )
     if above == 0:
         return at(corners[0])

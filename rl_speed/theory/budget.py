@@ -1,9 +1,9 @@
-"""The best allocation of samples, for a rule that knows every pass rate.
+"""Optimal allocation of samples to prompts when every pass rate is known.
 
-The measure is SPEED's: one step of gradient ascent on an objective with 1-Lipschitz gradients gains
-at least |g|^2 / 2 (1 - 1/SNR) (arXiv 2506.09016, Fact 1). For a prompt with pass rate p and n
-samples, under a policy with its own logit for each prompt, g = p(1-p), and the SNR is the bound of
-theorem 3.1, which this policy attains.
+Progress is SPEED's bound: one step of gradient ascent on an objective with 1-Lipschitz gradients
+gains at least |g|^2 / 2 (1 - 1/SNR) (arXiv 2506.09016, Fact 1). The policy has one logit per
+prompt. So a prompt with pass rate p has g = p(1-p), and its SNR with n samples is the bound of
+theorem 3.1.
 """
 
 import dataclasses
@@ -18,11 +18,12 @@ def progress(p, n):
 
     h(p, n) = 1/2 [ s^2 (1 + (4n-6) / (n(n-1))) - s/n ],  s = p(1-p)
 
-    It is negative if the group's noise costs more than its signal gains: below about 1/s - 4
-    samples.
+    Below about 1/s - 4 samples the noise outweighs the signal, and the gain is negative.
 
-    Both broadcast; n are integers of at least 2. Raises ValueError for other n, or p outside
-    [0, 1].
+    Args:
+      p: pass rates in [0, 1]. n: integers of at least 2, broadcast against p.
+
+    Raises: ValueError for p or n outside these ranges.
 
     Source: arXiv 2506.09016, Fact 1 with theorem 3.1's bound.
     """
@@ -40,7 +41,8 @@ class Shares:
 
     Attributes:
       samples: i64[P]; 0 or at least 2. spent: expected tokens. progress: expected gain, the sum of
-        `progress` over prompts. bound: at least the progress of any allocation of the budget.
+        `progress` over prompts. bound: upper bound on the progress of every allocation of the
+        budget.
     """
 
     samples: np.ndarray
@@ -50,14 +52,14 @@ class Shares:
 
 
 def best_shares(p, cost, budget: float, n_max: int) -> Shares:
-    """Divides a budget of tokens so that the sum of `progress` is largest.
+    """Allocates a budget of tokens to prompts so that the sum of `progress` is largest.
 
-    The first useful n is the one with the most progress a token. From there on each prompt's
-    progress is concave, so taking the best slope first, over all prompts, is optimal for the tokens
-    it spends (Everett 1963). Tokens that remain go to any prompt that still fits.
+    A prompt starts at the n with the most progress per token; from there on its progress is
+    concave. So the greedy choice, the highest slope over all prompts first, is optimal for the
+    tokens it spends (Everett 1963). The remaining tokens go to any prompt that still fits.
 
     Args:
-      p: pass rates, f[P]. cost: expected tokens of a sample, above 0, [P] or one number. budget:
+      p: f[P], pass rates. cost: expected tokens per sample, above 0, [P] or one number. budget:
         tokens. n_max: most samples of one prompt, at least 2.
 
     Raises: ValueError or TypeError for an argument out of these ranges.

@@ -1,10 +1,9 @@
-"""The best number of screening samples for a prompt whose pass rate has a Beta belief: none if the
-belief is certain enough.
+"""Chooses the number of screening samples for a prompt whose pass rate has a Beta belief.
 
-A group of n samples has the value n p^c (1-p), its signal about the gradient of p^c / c, unless its
-rewards are all equal; then it has none. With c = 1 that is n p (1-p), the signal of SPEED's theorem
-3.1 (arXiv 2506.09016). With c = 0, the signal of log p, rarely solved prompts have the highest
-value. Rejected prompts cost their screening samples and gain nothing.
+A group of n samples has the value n p^c (1-p): the signal of its gradient of p^c / c. A group whose
+rewards are all equal has the value 0. With c = 1 the value is n p (1-p), the signal of SPEED's
+theorem 3.1 (arXiv 2506.09016). With c = 0, for the objective log p, prompts that are rarely solved
+have the highest value. A rejected prompt costs its screening samples and has the value 0.
 """
 
 from collections.abc import Sequence
@@ -16,22 +15,24 @@ from rl_speed.theory import _check
 
 
 def group_value(a, b, n: int, n_init: int, power: float = 1.0):
-    """(worth, samples) expected of one prompt whose pass rate is Beta(a, b).
+    """Expected (value, samples) of one prompt whose pass rate is Beta(a, b).
 
-    It is screened with `n_init` samples and gets the rest of `n` if these are not all alike. With
-    n_init = n all are drawn at once, and have value if they are not all alike.
+    The prompt is screened with `n_init` samples. It gets the rest of `n` unless the screening
+    rewards are all equal.
 
-      worth = n v(a, b) (1 - P(all wrong) - P(all correct)),  for m = n_init samples of a prompt
-      whose pass rate is Beta(a + c, b + 1), the belief weighted by worth,
+      value = n v(a, b) (1 - P(all wrong) - P(all correct))
       v(a, b) = E[p^c (1-p)] = B(a + c, b + 1) / B(a, b)
+
+    The two probabilities are for n_init samples under Beta(a + c, b + 1), the belief reweighted by
+    p^c (1-p). With a known pass rate this is SPEED's screening.
 
     Args:
       a, b: f64, positive, of any shapes that broadcast. n: samples of a whole group, at least 2.
-        n_init: 2 to n. power: c, in [0, 1].
+        n_init: 2 to n; n draws the whole group at once. power: c, in [0, 1].
 
     Returns: two f64 of the broadcast shape.
     Raises: ValueError or TypeError for an argument out of these ranges.
-    Source: ours; with a point as belief it is SPEED's screening.
+    Source: ours.
     """
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     if not (np.all(a > 0) and np.all(b > 0) and np.all(np.isfinite(a + b))):
@@ -48,9 +49,10 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
 
 
 def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
-    """(n_init, worth of a sample): the choice with the largest worth / samples.
+    """(n_init, value per sample) of the choice with the largest expected value / expected samples.
 
-    Args: as `group_value`; among equal choices the first is taken.
+    Args: choices: values of n_init to compare; the first of equal ones is taken. Others: as
+      `group_value`.
 
     Returns: i64 and f64 of the broadcast shape.
     """
@@ -65,7 +67,7 @@ def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
 
 
 def _not_alike(a, b, m: int):
-    """Probability that m samples are neither all wrong nor all correct."""
+    """Probability that m samples are neither all wrong nor all correct, under Beta(a, b)."""
     j = np.arange(m).reshape(-1, *[1] * np.ndim(a))
 
     def all_of(some):

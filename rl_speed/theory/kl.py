@@ -11,9 +11,9 @@ def kl_optimal(p, beta):
     pi* is proportional to pi_init e^(r/beta), r in {0, 1} with mean p under pi_init. The KL
     measures how far one prompt can move the policy.
 
-    p and beta, the KL coefficient, broadcast. Returns float64; 0 at p in {0, 1}. It is accurate to
-    rounding for large beta too (where the printed form cancels) and finite for small beta (where
-    e^(1/beta) overflows). Raises ValueError for p outside [0, 1] or beta <= 0.
+    p and beta, the KL coefficient, broadcast. Returns float64; 0 at p in {0, 1}. The result is
+    accurate for large beta, where the formula above cancels, and finite for small beta, where
+    e^(1/beta) overflows. Raises ValueError for p outside [0, 1] or beta <= 0.
     Source: arXiv 2504.03380 (balanced online difficulty filtering).
     """
     p, t = np.broadcast_arrays(_check.probability(p), 1 / _positive(beta))
@@ -32,8 +32,8 @@ def kl_optimal(p, beta):
 def kl_second_order(p, beta):
     """p(1-p)/(2 beta^2): the second-order expansion of `kl_optimal` in 1/beta.
 
-    Not a bound: at beta = 1, p = 1/2 it is 0.125 and `kl_optimal` is 0.1201.
-    The paper calls it a lower bound; whether it is above or below depends on p.
+    The paper calls it a lower bound. It is none: at beta = 1, p = 1/2 it is 0.125, and `kl_optimal`
+    is 0.1201. Whether it is above or below depends on p.
     """
     p = _check.probability(p)
     return (p * (1 - p) / (2 * np.square(_positive(beta))))[()]

@@ -1,5 +1,5 @@
-"""Unbiased estimators of the probability that k samples have a correct one, or only correct
-ones.
+"""Unbiased estimators of the probability that at least one of k samples is correct, or that all
+are.
 """
 
 import numpy as np
@@ -29,8 +29,9 @@ def pass_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.nd
 
 def all_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.ndarray:
     """Probability that all of k samples are correct, estimated from c correct ones among n: C(c, k)
-    / C(n, k). It is the share of groups of k without signal because all are correct (Reinforce-Ada,
-    Figure 2, right).
+    / C(n, k).
+
+    A group of k samples that are all correct has no signal (Reinforce-Ada, Figure 2, right).
 
     Arguments, result and errors: as `pass_at_k`.
     """

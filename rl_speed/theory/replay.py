@@ -3,8 +3,8 @@ computed exactly on policies small enough to enumerate.
 
 The paper claims that starting inside a cached response never makes the gradient noisier, Var |grad
 RPO| <= Var |grad ALL| (Eq. 9), and that a small length-aware shaping lowers the error of its
-gradient (appendix B). `replay_moments` and `length_aware_error` compute both sides of each; where
-the proofs fail is in this room's README.md.
+gradient (appendix B). `replay_moments` and `length_aware_error` compute both sides of each claim.
+README.md in this folder shows where the proofs fail.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from rl_speed.theory import _check
 
 
 class GradientMoments(NamedTuple):
-    """Moments of one sample's policy gradient, (r - V(start)) grad log pi, over starts and
+    """Moments of one sample's policy gradient g = (r - V(start)) grad log pi, over starts and
     continuations.
 
     Attributes:
-      mean: f64[D]. within: E over starts of the trace of its covariance there. between: trace of
-        the covariance over starts of its mean there. norm_variance: Var |g|, as in Eq. 9.
-      reward_variance: E over starts of Var(r | start). pass_rate: E[r].
+      mean: f64[D], E[g]. within: mean over starts of the trace of Cov(g | start). between: trace of
+        the covariance over starts of E[g | start]. norm_variance: Var |g|, as in Eq. 9.
+      reward_variance: mean over starts of Var(r | start). pass_rate: E[r].
     """
 
     mean: np.ndarray
@@ -38,14 +38,14 @@ class GradientMoments(NamedTuple):
 
 
 def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """A policy with separate logits after every prefix.
+    """Builds a policy with separate logits after every prefix.
 
     Args:
-      logits: for token t of T f64[V^t, V], a row for each prefix. Prefixes and responses are
-        numbers of base V, with the first token as highest digit.
+      logits: T arrays; array t is f64[V^t, V], with one row per prefix of t tokens. Prefixes and
+        responses are numbered in base V, the first token as the highest digit.
 
-    Returns: (probability of each response f64[V^T], scores f64[V^T, T, D]: the gradient of the
-    log-prob of each of its tokens; D is the number of logits).
+    Returns: (probability of each response f64[V^T], scores f64[V^T, T, D]: the gradients of the
+    log-probs of its tokens; D is the number of logits).
 
     Raises: ValueError for shapes that do not fit.
     """
@@ -75,8 +75,8 @@ def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kept_tokens(length: int, window: int) -> np.ndarray:
-    """f64[length + 1], probability that k tokens of a response are kept, k = max(length - m, 0)
-    with m uniform in 0..window (Eq. 3). A window of -1 keeps none: no replay.
+    """Probability that k tokens of a cached response are kept, f64[length + 1]: k = max(length - m,
+    0) with m uniform in 0..window (Eq. 3). With a window of -1 none is kept: no replay.
     """
     length = _check.count(length, "length", 1)
     window = _check.count(window, "window", -1)
@@ -95,9 +95,9 @@ def replay_moments(
 
     Args:
       logits: as for `tabular_policy`. rewards: f64[V^T]. cache: f64[V^T], probability that each
-        response is the cached one. kept: f64[T + 1], probability that k of its tokens are kept, as
-        from `kept_tokens`; all at 0 is full-path optimization.
-      mask_prefix: train only on the sampled tokens; otherwise on all.
+        response is the cached one. kept: f64[T + 1], probability that k of its tokens are kept
+        (`kept_tokens`); with kept[0] = 1 responses are sampled in full.
+      mask_prefix: whether to train only on the sampled tokens, not on the prefix.
 
     Raises: ValueError for shapes that do not fit, or invalid probabilities.
 
@@ -155,7 +155,7 @@ def replay_moments(
 
 
 class GradientError(NamedTuple):
-    """Mean squared error of an estimate of a gradient: `bias_squared` + `variance`."""
+    """Mean squared error of a gradient estimate: `bias_squared` + `variance`."""
 
     bias_squared: float
     variance: float
@@ -168,18 +168,20 @@ class GradientError(NamedTuple):
 def length_aware_error(
     policy, rewards, lengths, alpha: float, behaviour=None, c=1.0, low=-np.inf, high=np.inf
 ) -> GradientError:
-    """Error of one sample's gradient with the length-aware reward, for a softmax over few
+    """Error of one sample's gradient with the length-aware reward, for a softmax over a few
     responses.
 
-    The estimate is (C-1) without its KL: rho (R_alpha - E[R_alpha]) grad log pi / length, with
-    responses drawn by `behaviour` and rho = min(c, pi / behaviour). R_alpha = clip(r sigmoid(alpha
-    (l_ref - length)), low, high), l_ref the mean length. It is compared with its own mean without
-    shaping, clipping and truncation: policy, E[(r - E r) grad log pi / length].
+    The estimate is (C-1) without the KL term: rho (R_alpha - E[R_alpha]) grad log pi / length, with
+    responses drawn from `behaviour` and rho = min(c, pi / behaviour). R_alpha = clip(r
+    sigmoid(alpha (l_ref - length)), low, high), where l_ref is the mean length. The target is the
+    gradient without shaping, clipping and truncation: E[(r - E r) grad log pi / length] under
+    `policy`.
 
     Args:
-      policy, rewards: f64[K]. lengths: f64[K], tokens, positive. alpha: 0 or more, per token; 0
-        halves every reward. behaviour: f64[K], positive; None: the policy ("ALL", without
-        truncation). c: at least 1. low, high: clipping bounds, none as in the expansion (C-3).
+      policy: f64[K], probabilities of the responses. rewards: f64[K]. lengths: f64[K], tokens,
+        positive. alpha: 0 or more, per token; 0 halves every reward. behaviour: f64[K], positive;
+        None: the policy ("ALL", without truncation). c: at least 1. low, high: clipping bounds; the
+        defaults do not clip, as in the expansion (C-3).
 
     Raises: ValueError for arguments outside these ranges.
 

@@ -1,5 +1,5 @@
 """Exact cost of a sequential stopping rule: Reinforce-Ada's rounds as a Markov chain over (round,
-positives).
+number of correct samples).
 """
 
 from typing import NamedTuple
@@ -13,14 +13,15 @@ _MOST = 1000  # samples of one prompt; float64 overflows for binomial coefficien
 
 
 class Exit(NamedTuple):
-    """Exits of a prompt after one of the rounds. They do not depend on the pass rate.
+    """How a prompt leaves after one round, by its number k of correct samples, for any pass rate.
 
     Attributes:
-      n: samples drawn by then, the size of the pool.
-      share: float64[n + 1], of the orders of n samples with k positives in which the prompt leaves
-        now: P(leave here with k) = share[k] C(n, k) p^k (1-p)^(n-k).
-      resolved: bool[n + 1], whether k positives satisfy the rule. Unresolved prompts leave only in
-        the last round.
+      n: samples drawn so far, the size of the pool.
+      share: float64[n + 1]; share[k] is the share of the orders of n samples, k of them correct, in
+        which the prompt leaves after this round: P(leaves with k) = share[k] C(n, k) p^k
+        (1-p)^(n-k).
+      resolved: bool[n + 1], whether k correct samples satisfy the rule. Unresolved prompts leave
+        only after the last round.
     """
 
     n: int
@@ -32,10 +33,10 @@ class SequentialCost(NamedTuple):
     """Exact expectations for one prompt, float64 of p's shape.
 
     Attributes:
-      samples: drawn until the prompt leaves.
-      resolved: probability that it leaves with k_pos positives and k_neg negatives.
-      pass_rate: E[p_hat], the share of positives in the final pool. Optional stopping biases it:
-        upwards if the rule waits only for positives, towards 1/2 if it waits for both.
+      samples: expected samples drawn until the prompt leaves.
+      resolved: probability that it leaves with at least k_pos correct and k_neg wrong samples.
+      pass_rate: E[p_hat], the share of correct samples in the final pool. Optional stopping biases
+        it: upwards if the rule waits only for correct samples, towards 1/2 if it waits for both.
       exits: [..., rounds], probability of leaving after each round; the last one includes
         unresolved prompts.
     """
@@ -47,15 +48,16 @@ class SequentialCost(NamedTuple):
 
 
 def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Exit]:
-    """The distribution of (pool size, positives) at which a prompt leaves, an `Exit` a round.
+    """Distribution of (pool size, correct samples) with which a prompt leaves: one `Exit` per
+    round.
 
-    Given the number of positives among n samples, all their orders are equally likely, for any pass
+    Given the number of correct samples among n, all their orders are equally likely for any pass
     rate. So the chain runs once on shares of orders, and a pass rate enters only through a binomial
     distribution.
 
     Args:
-      m: samples a round. rounds: at most. k_pos, k_neg: positives and negatives that resolve a
-        prompt; not both 0.
+      m: samples per round. rounds: most rounds. k_pos, k_neg: numbers of correct and of wrong
+        samples that resolve a prompt; not both 0.
 
     Raises:
       ValueError: m or rounds below 1, k_pos or k_neg below 0 or both 0, m * rounds above 1000.
@@ -66,7 +68,8 @@ def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Ex
     k_neg = _check.count(k_neg, "k_neg", 0)
     if k_pos == k_neg == 0:
         raise ValueError(
-            "k_pos and k_neg are both 0: every prompt is resolved before its first sample"
+            "k_pos and k_neg are both 0, so every prompt is resolved before its first sample; set "
+            "one of them to at least 1"
         )
     if m * rounds > _MOST:
         raise ValueError(f"m * rounds must be at most {_MOST}, got {m * rounds}")
@@ -77,7 +80,7 @@ def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Ex
         before = (i - 1) * m
         after = np.zeros(n + 1)
         before_each = coefficients(before)
-        for j, orders in enumerate(coefficients(m)):  # j positives in this round
+        for j, orders in enumerate(coefficients(m)):  # j correct samples in this round
             after[j : j + before + 1] += waiting * orders * before_each
         after /= coefficients(n)
         positive = np.arange(n + 1)
@@ -89,8 +92,8 @@ def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Ex
 
 
 def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> SequentialCost:
-    """Cost of drawing m samples a round until k_pos are correct and k_neg wrong, for at most
-    `rounds` rounds.
+    """Expected cost of drawing m samples per round until k_pos are correct and k_neg wrong, for at
+    most `rounds` rounds.
 
     Arguments and errors: as `sequential_exits`; ValueError for p outside [0, 1].
     Source: Reinforce-Ada, Algorithm 2 and appendix D (Figure 10); the dynamic programme is ours.

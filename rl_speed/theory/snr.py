@@ -1,8 +1,8 @@
 """Signal-to-noise ratio of one group's policy gradient (SPEED, section 3).
 
-SNR = |E g|^2 / E|g - E g|^2 for the gradient estimate g of one prompt with pass rate p. It vanishes
-at p = 0 and p = 1: such prompts cost samples and give no signal. Fact 1 gives its use
-(`improvement_bound`).
+SNR = |E g|^2 / E|g - E g|^2 for the gradient estimate g of one prompt with pass rate p. It is 0 at
+p = 0 and p = 1: such prompts cost samples and give no signal. `improvement_bound` (Fact 1) turns an
+SNR into a bound on the gain of one step.
 """
 
 from typing import NamedTuple
@@ -56,12 +56,12 @@ def snr_bound_exact_advantage(p):
 def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
     """Lower bound on E[J(theta + step * g)] - J(theta) for an unbiased gradient estimate g.
 
-    step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)); attained if J is quadratic with
-    that curvature everywhere.
+    The bound is step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)). A quadratic J with
+    curvature `smoothness` everywhere attains it.
 
     Args:
-      gradient_squared: |grad J|^2, 0 or more. snr: of g, broadcast against it; at 0 the bound is
-        -infinity, or 0 without gradient.
+      gradient_squared: |grad J|^2, 0 or more. snr: SNR of g, broadcast against gradient_squared;
+        at SNR 0 the bound is -infinity, or 0 where the gradient is 0.
       step: learning rate, positive. smoothness: L in |grad J(a) - grad J(b)| <= L |a - b|,
         positive.
 
@@ -82,9 +82,10 @@ def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
 
 
 class SnrEstimate(NamedTuple):
-    """Unbiased estimates from independent gradient estimates; their ratio is biased.
+    """Unbiased estimates of a gradient estimate's signal and noise; their ratio is biased.
 
-    `signal`: of |E g|^2; it can be negative if there is only noise. `noise`: of E|g - E g|^2.
+    `signal`: estimate of |E g|^2; it can be negative if there is only noise. `noise`: estimate of
+    E|g - E g|^2.
     """
 
     signal: float
@@ -92,17 +93,17 @@ class SnrEstimate(NamedTuple):
 
     @property
     def snr(self) -> float:
-        """signal / noise; infinite without noise, NaN with neither."""
+        """signal / noise; infinite if the noise is 0, NaN if both are 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.float64(self.signal) / self.noise)
 
 
 def empirical_snr(mean_square: float, square_of_mean: float, count: int) -> SnrEstimate:
-    """The SNR of a gradient estimate, from norms of several independent ones g_1 ... g_count.
+    """SNR of a gradient estimate, from norms of independent estimates g_1 ... g_count.
 
     Only norms are needed: one backward pass for each g_k, and one for their mean. The g_k estimate
-    the same gradient under one policy: groups of one prompt (for its SNR), or batches (for a
-    batch's).
+    the same gradient under one policy. They come from groups of one prompt (for the prompt's SNR)
+    or from batches (for a batch's SNR).
 
     Args:
       mean_square: (|g_1|^2 + ... + |g_count|^2) / count. square_of_mean: |g_1 + ... + g_count|^2 /

@@ -1,9 +1,10 @@
 """SPEED's screening: acceptance, the objective it optimises, and its speed-up.
 
-A prompt with pass rate p is screened with n_init samples, accepted iff low < (positives / n_init) <
-high, both strict, and if accepted gets n_cont more; the group of N = n_init + n_cont is trained on
-with RLOO. Two special cases cover the baselines: accepting everything (-inf, inf) is uniform
-sampling of N, and n_cont = 0 with (0, 1) is dynamic sampling (DAPO's filter).
+A prompt with pass rate p is screened with n_init samples and accepted iff low < (correct samples /
+n_init) < high, both strict. An accepted prompt gets n_cont more, and its group of N = n_init +
+n_cont is trained on with RLOO. Two special cases are the baselines: the thresholds (-inf, inf)
+accept everything, which is uniform sampling of N; n_cont = 0 with (0, 1) is dynamic sampling
+(DAPO's filter).
 
 Source: arXiv 2506.09016, section 4.
 """
@@ -19,9 +20,9 @@ from rl_speed.theory._binomial import LARGEST, coefficients, log_coefficients, p
 
 
 def acceptance(p, n_init: int, low=0, high=1):
-    """P(low < positives / n_init < high) for pass rate(s) p, float64 of p's shape.
+    """P(low < correct samples / n_init < high) for pass rate(s) p, float64 of p's shape.
 
-    1 - p^n_init - (1-p)^n_init at the default thresholds: 0 if n_init is 1.
+    At the default thresholds it is 1 - p^n_init - (1-p)^n_init, which is 0 if n_init is 1.
     Raises: ValueError for p outside [0, 1] or n_init < 1.
     """
     p = _check.probability(p)
@@ -34,13 +35,13 @@ def acceptance(p, n_init: int, low=0, high=1):
 def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
     """Phi'(p): SPEED's expected RLOO gradient per *screened* prompt is Phi'(p) grad p.
 
-    It is the mean over K - 1 ~ Bin(N - 2, p) of the share of orders of K positives among N samples
-    that are accepted. At the default thresholds
+    Phi'(p) is the mean over K - 1 ~ Bin(N - 2, p) of the share of orders of K correct samples among
+    N that are accepted. At the default thresholds it is
       1 - (n_cont/N) (p^n_init + q^n_init)
         - n_init n_cont / (N (N-1)) (p q^(n_init-1) + q p^(n_init-1)),  q = 1 - p.
     Divide by the mean acceptance for the gradient per *trained* group, as in a batch of fixed size.
 
-    Derivation. With leave-one-out advantages A_i and K positives of N, sum_i A_i = 0 and
+    Derivation. With leave-one-out advantages A_i and K of N samples correct, sum_i A_i = 0 and
     sum_i A_i r_i / N = K (N-K) / (N (N-1)) = s^2, the sample variance. Given r_i the expected score
     is grad p (r_i - p) / (p q), so E[1{accepted} g] = grad p / (p q) E[1{accepted} s^2]; and
     C(N, K) s^2 = C(N - 2, K - 1).
@@ -53,8 +54,8 @@ def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
     Returns: float64 of p's shape, never negative.
 
     Raises:
-      ValueError: no count of positives can pass the thresholds (n_init = 1 at
-        the defaults), or an argument is out of range.
+      ValueError: no number of correct samples can pass the thresholds (n_init = 1
+        at the defaults), or an argument is out of range.
     """
     p = _check.probability(p)
     shares = _shares(n_init, n_cont, low, high)
@@ -64,8 +65,8 @@ def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
 def phi(p, n_init: int, n_cont: int, low=0, high=1):
     """Phi(p) = integral of Phi' from 0 to p: the objective that SPEED ascends per screened prompt.
 
-    Increasing, Phi(0) = 0; equal to p if everything is accepted, or if n_cont = 0 at the default
-    thresholds. Arguments and errors: as `phi_prime`.
+    Phi is increasing with Phi(0) = 0. It equals p if everything is accepted, or if n_cont = 0 at
+    the default thresholds. Arguments and errors: as `phi_prime`.
     """
     p = _check.probability(p)
     shares = _shares(n_init, n_cont, low, high)
@@ -85,8 +86,8 @@ class Moments(NamedTuple):
 def group_moments(p, n_init: int, n_cont: int, low=0, high=1) -> Moments:
     """Moments of a group's RLOO gradient g on the one-logit Bernoulli policy.
 
-    There p = sigmoid(theta), a sample's score is r - p, and g is the sample variance s^2 of the
-    group's rewards.
+    For this policy p = sigmoid(theta), a sample's score is r - p, and g is the sample variance s^2
+    of the group's rewards.
 
     Returns:
       acceptance     P(accepted)
@@ -125,32 +126,32 @@ def expected_speedup(
     """Compares SPEED with uniform and dynamic sampling on a histogram of pass rates.
 
     Args:
-      pass_rates: exact pass rate of each prompt, [P]. Rates measured from m samples understate what
-        screening accepts: E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p).
+      pass_rates: exact pass rate of each prompt, [P]. Rates measured from m samples understate the
+        acceptance, because E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p).
       n_init, n_cont, low, high: SPEED's, as in `phi_prime`.
       weights: how often each prompt is drawn [P], any positive scale; None: equally.
       n: samples per prompt of the two baselines; None: n_init + n_cont.
 
-    Returns: {"uniform", "dapo", "speed"} -> Expectation. Uniform trains on every
-      group, constant ones included. "dapo" is its dynamic sampling alone, with
+    Returns: {"uniform", "dapo", "speed"} -> Expectation. "uniform" trains on every
+      group, also on those with equal rewards. "dapo" is DAPO's dynamic sampling alone, with
       RLOO's advantage and without clipping. Fields, with E over prompts and a = E[accepted]:
         acceptance         a
         samples_per_group  n_init / a + n_cont; n / a; n
         signal             S = E[Phi' p(1-p)] / a: expected gradient of a trained
                            group in its prompt's logit
         second_moment      M = E[1{accepted} g^2] / a, g as in `group_moments`
-      and three ratios of progress per optimizer step of equal numbers of trained
-      groups, and the cost, all relative to uniform (there 1):
+      Four fields are relative to "uniform" (where they are 1): progress per optimizer step, with
+      equal numbers of trained groups, under three optimizers, and the cost:
         sgd                S / S_uniform
         adam               (S / sqrt M) / (S / sqrt M)_uniform
         adam_wide          sqrt(S (N-1)) / the same of uniform
         samples            samples_per_group ratio; progress per generated sample
                            is any of the three divided by it
-      The derivation is in this room's README.md.
+      README.md in this folder has the derivation.
 
     Raises:
-      ValueError: as `phi_prime`; no pass rates; weights not matching or not
-        positive in total; or no prompt that could ever be accepted.
+      ValueError: as `phi_prime`; pass_rates is empty; weights of another length,
+        negative, or all 0; or no prompt can be accepted.
     """
     p = _check.probability(pass_rates, "pass_rates").ravel()
     if p.size == 0:
@@ -175,8 +176,9 @@ def expected_speedup(
         accepted = min(float(moments.acceptance), 1.0)  # weights sum to 1 only up to rounding
         if accepted <= 0 or moments.signal <= 0:
             raise ValueError(
-                f"Of these pass rates none gives {name!r} anything to learn from: mean "
-                f"acceptance {accepted:.3g}, mean signal {float(moments.signal):.3g}."
+                f"With these pass rates {name!r} has no group to train on: mean acceptance "
+                f"{accepted:.3g}, mean signal {float(moments.signal):.3g}. Use pass rates between "
+                "0 and 1, or wider thresholds."
             )
         signal = float(moments.signal) / accepted
         second = float(moments.second_moment) / accepted
@@ -199,18 +201,18 @@ def expected_speedup(
 
 
 def _accepted(n_init, low, high) -> np.ndarray:
-    # k / n_init is correctly rounded, as is a decimal threshold, so equality is decided as on
-    # paper: 3/10 is not above 0.3.
+    # k / n_init and a decimal threshold are both correctly rounded, so equal numbers compare as
+    # equal: 3/10 is not above 0.3.
     rates = np.arange(n_init + 1) / n_init
     return (low < rates) & (rates < high)
 
 
 def accepted_shares(accepted: np.ndarray, n_cont: int) -> np.ndarray:
-    """f64[N + 1]: for K positives among N samples, the share of their orders in which the first
-    n_init have an accepted number.
+    """For K correct samples among N, the share of their orders in which the first n_init samples
+    are accepted, f64[N + 1].
 
     Args:
-      accepted: bool[n_init + 1], whether a number of positives is accepted.
+      accepted: bool[n_init + 1], whether this number of correct samples is accepted.
     """
     n_init = len(accepted) - 1
     n = n_init + n_cont
@@ -229,14 +231,16 @@ def _shares(n_init, n_cont, low, high) -> np.ndarray:
     n_init = _check.count(n_init, "n_init", 1)
     n_cont = _check.count(n_cont, "n_cont", 0)
     if n_init + n_cont < 2:
-        raise ValueError("RLOO needs at least two samples: n_init + n_cont is 1.")
+        raise ValueError(
+            "RLOO needs at least two samples: n_init + n_cont is 1. Raise one of them."
+        )
     accepted = _accepted(n_init, low, high)
     if not accepted.any():
         raise ValueError(
-            f"No prompt can ever qualify: of n_init={n_init} screening samples no "
-            f"number of positives has a pass rate strictly between {low} and {high}"
+            f"No prompt can ever qualify: with n_init={n_init} screening samples no "
+            f"pass rate lies strictly between {low} and {high}"
             + (
-                ", and one sample is always all right or all wrong. Use n_init >= 2."
+                ", since one sample is either correct or wrong. Use n_init >= 2."
                 if n_init == 1
                 else ". Raise n_init or widen the thresholds."
             )

@@ -3,8 +3,8 @@
 One prompt's update is (1/n) sum_i A_i grad log pi(y_i) over the n rows that it trains on. Given the
 reward, the expected score is grad p (r - p) / (p (1-p)). So in expectation every update that uses
 only rewards is w(p) grad p, and the method ascends E[f(p)] with f' = w. The plain objective E[p]
-has w = 1; RLOO attains it. Only the form of w over p matters. Which advantage ascends which f
-is in this room's README.md.
+has w = 1, and RLOO attains it. A constant factor of w does not matter. README.md in this folder
+lists which advantage ascends which f.
 """
 
 import math
@@ -38,7 +38,8 @@ def objective(p, kind: str, alpha: float | None = None):
 
 
 def objective_weight(p, kind: str, alpha: float | None = None):
-    """f'(p): 1, 1/p or alpha p^(alpha-1); infinite at 0 if f is steep there.
+    """f'(p): 1, 1/p or alpha p^(alpha-1); infinite at p = 0 for "log", and for "power" if alpha <
+    1.
 
     Arguments and errors: as `objective`.
     """
@@ -50,12 +51,14 @@ def objective_weight(p, kind: str, alpha: float | None = None):
 
 
 def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
-    """Weight of a prompt that gets n samples, whatever their rewards, and trains on all.
+    """Weight of a prompt that always gets n samples and trains on all of them, by advantage:
 
-    1 for "rloo"; (n-1)/n for "dr_grpo", r - mean; for "grpo", (r - mean) / (std + eps),
-    (n-1)/n E[s^2 / (s + eps)] / (p (1-p)) with s^2 = K (n-K) / (n (n-1)).
+      "rloo"     1
+      "dr_grpo"  (n-1)/n, for r - mean
+      "grpo"     (n-1)/n E[s^2 / (s + eps)] / (p (1-p)), for (r - mean) / (std + eps), with s^2 =
+                 K (n-K) / (n (n-1)) and K correct samples
 
-    The ends of p are limits. Returns float64 of p's shape.
+    At p in {0, 1} it is the limit. Returns float64 of p's shape.
     Raises ValueError for p outside [0, 1], n < 2, or an unknown advantage.
     """
     n = _check.count(n, "n", 2)
@@ -79,14 +82,13 @@ def screened_weight(
     """Weight of a prompt whose first n_init samples decide whether it gets n_cont more and is
     trained on.
 
-    It is `phi_prime` (with its derivation) with a factor c(K) inside the mean: 1 for "rloo",
-    (N-1)/N for "dr_grpo", (N-1)/N / (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)). With
-    n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1), or a band.
+    It is `phi_prime` with a factor c(K) inside the mean: 1 for "rloo", (N-1)/N for "dr_grpo",
+    (N-1)/N / (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)). With n_cont = 0 and thresholds 0
+    and 1 it is DAPO's dynamic sampling.
 
     Args:
       p, n_init, n_cont, low, high: as in `phi_prime`.
-      inclusive: which of the two thresholds are accepted themselves: "both", "low", "high" or
-        "neither".
+      inclusive: which thresholds are themselves accepted: "both", "low", "high" or "neither".
       advantage, eps: as in `uniform_weight`.
 
     Returns: float64 of p's shape, per screened prompt; divide by `acceptance` for the weight per
@@ -104,7 +106,8 @@ def screened_weight(
     accepted = above & (rates <= high if inclusive in ("both", "high") else rates < high)
     if not accepted.any():
         raise ValueError(
-            f"no prompt can ever qualify: no count of n_init={n_init} lies between {low} and {high}"
+            f"no prompt can ever qualify: with n_init={n_init} samples no pass rate lies between "
+            f"{low} and {high} (inclusive={inclusive!r}). Raise n_init or widen the thresholds"
         )
     mixed = np.arange(1, n)
     share = accepted_shares(accepted, n_cont)[mixed]
@@ -125,17 +128,17 @@ def allocated_weight(
     advantage: str = "rloo",
     eps: float = 1e-6,
 ) -> np.ndarray:
-    """Weights of prompts under Reinforce-Ada-Est: each trains on its whole budget N_x.
+    """Weights of prompts under Reinforce-Ada-Est, where prompt x trains on its whole budget N_x.
 
-    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single sample. With
-    p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none", it is proportional to 1/p, f = log
-    p, within integers and bounds.
+    The weight is (N_x / mean N) u(p_hat_x) `uniform_weight`(p_x, N_x), and 0 for a single sample.
+    If p_hat = p, budgets from gamma 1/2 with "inv_sqrt_p", or from gamma 1 with "none", give
+    weights proportional to 1/p (f = log p), up to rounding and bounds of the budgets.
 
     Args:
       p: f[P], pass rates. budgets: i[P], at least 0, not all 0 (`allocate`).
-      p_hat: f[P], pass rates that the weight uses, positive: estimates independent of this group,
-        unlike the pool's in `sequential_weight`; None: p. For an uncertain estimate take the mean
-        over it, also of the budgets.
+      p_hat: f[P], positive, estimates that the weight uses; they must be independent of this group,
+        unlike the pool's in `sequential_weight`. None: p. If the estimate is random, average the
+        result over its distribution, budgets included.
       weight, alpha, cap: u, as in `sequential_weight`. advantage, eps: as in `uniform_weight`.
 
     Returns: f64[P]. Raises ValueError for an argument out of these ranges.
@@ -153,7 +156,9 @@ def allocated_weight(
     alpha = _alpha(_one_of(weight, "weight", WEIGHTS), alpha)
     _check_cap(cap)
     if weight != "none" and not p_hat.all():
-        raise ValueError("p_hat must be positive to weight by it")
+        raise ValueError(
+            f"p_hat must be positive for weight={weight!r}; got {p_hat!r}. Estimate with a prior"
+        )
     each = np.zeros(p.shape)
     for n in np.unique(budgets[budgets > 1]):
         each[budgets == n] = uniform_weight(p[budgets == n], n, advantage, eps)
@@ -161,20 +166,19 @@ def allocated_weight(
 
 
 def balanced_weight(p, n: int):
-    """Weight of a class-balanced down-sample alone, with A = r - p exactly: (a (1-p)^2 + b p^2) /
-    (n p (1-p)), a = n//2, b = n - a.
+    """Weight of a class-balanced down-sample of n rows with exact advantages r - p:
+    (a (1-p)^2 + b p^2) / (n p (1-p)), a = n//2 correct and b = n - a wrong rows.
 
-    For even n it is (p^2 + (1-p)^2) / (2 p (1-p)), 1 at p = 1/2 and about 1/(2p) for small p. It is
-    exact, for the mean over the n kept rows and relative to the plain objective, if both quotas are
-    always filled and the baseline is p: the limit of `sequential_weight` for large pools, m ->
-    infinity. Finite pools stay below it if one class is rare: the released balance, 4 rounds of 8
-    until 2 and 2, has 0.87 of it at p = 0.1 and 0.61 at 0.05.
+    For even n it is (p^2 + (1-p)^2) / (2 p (1-p)): 1 at p = 1/2 and about 1/(2p) for small p. It is
+    the limit of `sequential_weight` for large pools (m -> infinity), where both classes are always
+    large enough. Finite pools have less weight if one class is rare: the released setting, 4
+    rounds of 8 until 2 correct and 2 wrong, has 0.87 of it at p = 0.1 and 0.61 at 0.05.
 
-    Returns float64 of p's shape, infinite at both ends. Raises ValueError for p outside [0, 1] or
-    n, the rows kept, below 2.
+    Returns float64 of p's shape, infinite at p in {0, 1}. Raises ValueError for p outside [0, 1] or
+    n below 2.
 
-    Source: ours. Derivation: a positive's score is grad p / p and a negative's
-    -grad p / (1-p), with advantages 1-p and -p.
+    Source: ours. Derivation: the expected score is grad p / p of a correct sample and
+    -grad p / (1-p) of a wrong one, with advantages 1-p and -p.
     """
     p = _check.probability(p)
     n = _check.count(n, "n", 2)
@@ -183,11 +187,13 @@ def balanced_weight(p, n: int):
 
 
 def kept_classes(n: int, pool: int, positives):
-    """How many positives and negatives of a pool are kept: n//2 and n - n//2; if one class has too
-    few, more of the other.
+    """Numbers of correct and of wrong samples that are kept of a pool: n//2 and n - n//2. If one
+    class has too few, more of the other are kept.
 
-    Args: rows to keep, samples in the pool, positives i[...] of them. Returns two arrays like
-    `positives`; their sum is min(n, pool).
+    Args:
+      n: rows to keep. pool: samples in the pool. positives: i[...], correct samples in the pool.
+
+    Returns: two arrays of the shape of `positives`; their sum is min(n, pool).
     """
     positives = np.asarray(positives)
     kept = np.minimum(positives, np.maximum(n // 2, n - (pool - positives)))
@@ -213,29 +219,30 @@ def sequential_weight(
     """Weight of a prompt under Reinforce-Ada-Seq: sampled to a pool by the stopping rule, then
     down-sampled to n rows.
 
-    With a positives and b negatives kept of a pool of N with K positives, p_hat = K / N, it is the
-    sum over exits of the rule of
+    A pool of N samples has K correct ones and p_hat = K / N; a correct and b wrong ones are kept.
+    The weight is the sum over exits of the rule of
 
       P(N, K) u(p_hat) (a (1 - p_hat) / p + b p_hat / (1 - p)) / n.
 
-    For p -> 0 only pools with one positive
-    count, so it is finite: without weights or corrections, "balance" with k_pos >= 2 saturates at
-    (N_max - 1) / n, or falls to 0 if unresolved prompts are dropped.
+    It is finite for p -> 0, where only pools with one correct sample contribute. There, with k_pos
+    >= 2 and without weights or corrections, it is (N_max - 1) / n, or 0 if unresolved prompts are
+    dropped.
 
     Args:
-      p: pass rate(s) in [0, 1], any shape; the ends are limits.
+      p: pass rate(s) in [0, 1], any shape; at 0 and 1 the result is the limit.
       m, rounds, k_pos, k_neg: the rule, as in `sequential_exits`.
-      n: rows kept, at least 2 (`kept_classes`); the divisor even if the pool holds fewer.
-      normalise: divide A by the pool's sample std (ddof 1) + eps.
+      n: rows kept (`kept_classes`), at least 2; the divisor even if the pool holds fewer.
+      normalise: divide advantages by the pool's sample std (ddof 1) + eps.
       weight: u = 1 ("none"), 1/p_hat ("inv_p"), 1/sqrt(p_hat) ("inv_sqrt_p") or alpha
         p_hat^(alpha-1) ("power"), at most `cap`.
-      downsample_correction: "importance" scales each class by its share of the pool over its share
-        of the kept rows.
-      on_unresolved: "drop" gives 0 to prompts that leave unresolved, "keep" trains on their
-        samples. Per prompt drawn; divide by the mean of `sequential_cost(...).resolved` over
-        prompts for the weight per trained prompt.
+      downsample_correction: "importance" scales each class by (its share of the pool) / (its share
+        of the kept rows).
+      on_unresolved: "drop" gives weight 0 to prompts that leave unresolved, "keep" trains on their
+        samples.
 
-    Returns: float64 of p's shape. Raises ValueError for an argument out of these ranges.
+    Returns: float64 of p's shape, per prompt drawn; with "drop", divide by the mean of
+      `sequential_cost(...).resolved` over prompts for the weight per trained prompt. Raises
+      ValueError for an argument out of these ranges.
     Source: Reinforce-Ada, section 3 and Algorithm 2; the sums are ours.
     """
     p = _check.probability(p)

@@ -185,13 +185,13 @@ def test_the_papers_settings(preset, temperature, top_p, max_new):
         ({"reward.workers": 0}, "config.reward.workers must be"),
         (
             {"sampler.temperature": 0.5},
-            "--config.sampler.temperature: an evaluation does not look at it; nearest: "
+            "--config.sampler.temperature: an evaluation does not use this field; nearest: "
             "config.evaluation.temperature",
         ),
         (
             {"rule.n": 8},
             (
-                "--config.rule.n: an evaluation does not look at it; "
+                "--config.rule.n: an evaluation does not use this field; "
                 "rl_speed/evaluation/settings.py lists"
             ),
         ),
@@ -208,13 +208,13 @@ def test_texts_of_flags():
         parse_k(None, 32) == (1, 8, 32) and parse_k(None, 9) == (1, 8) and parse_k(None, 1) == (1,)
     )
     for texts, message in (
-        (["1", "a"], "--k must be numbers with commas between them; got 'a'"),
-        (["0"], "at least 1, .*; got 0"),
+        (["1", "a"], "--k must be numbers separated by commas; got 'a'"),
+        (["0"], "between 1 and .*; got 0"),
         (
             ["1", "8"],
             (
-                r"at most config.evaluation.samples \(4\): pass@k needs k responses "
-                r"to a question; got 1,8"
+                r"between 1 and config.evaluation.samples \(4\), because pass@k needs k "
+                r"responses to a question; got 1,8"
             ),
         ),
     ):
@@ -291,13 +291,13 @@ def test_capacities(samples, slots, questions, pieces, piece):
         (
             ["--config.driver.depth=1"],
             [
-                "error: --config.driver.depth: an evaluation does not look at it; "
-                "rl_speed/evaluation/settings.py lists what it looks at"
+                "error: --config.driver.depth: an evaluation does not use this field; "
+                "rl_speed/evaluation/settings.py lists the fields that it uses"
             ],
         ),
         (
             ["--config.data.question_field=q"],
-            ["error: config.data.question_field is for the files of --data"],
+            ["error: config.data.question_field needs --data: it sets how its files are read"],
         ),
     ],
 )

@@ -209,9 +209,8 @@ def test_a_full_disk_costs_the_call_that_met_it(finished, policy, benchmarks, me
         with pytest.raises(
             OSError,
             match=(
-                "cannot write responses .*: the 40 of 96 that are there stay, those of the last "
-                "call are drawn again. Make room, and the same command goes on from "
-                "there.*responses.jsonl"
+                "cannot write responses .*: 40 of 96 are saved, and those of the last call are "
+                "drawn again. Free disk space, and repeat the command.*responses.jsonl"
             ),
         ):
             evaluate(policy, benchmarks, tmp_path, mesh, wrap=full_at_third)
@@ -302,7 +301,7 @@ def test_what_was_made_otherwise_is_refused(finished, policy, benchmarks, mesh, 
     lines = before.splitlines(True)
     (tmp_path / "evaluation.json").write_text((folder / "evaluation.json").read_text())
     (tmp_path / "responses.jsonl").write_bytes(b"".join([lines[0], lines[2], lines[1]]))
-    with pytest.raises(ValueError, match="responses.jsonl:2: .*not the response that belongs here"):
+    with pytest.raises(ValueError, match="responses.jsonl:2: .*must be the response to question"):
         evaluate(policy, benchmarks, tmp_path, mesh)
     evaluate(policy, benchmarks, tmp_path, mesh, overwrite=True)
     assert (tmp_path / "responses.jsonl").read_bytes() == before
@@ -417,7 +416,7 @@ def test_from_flags_to_results(workdir, monkeypatch, capsys):
         harness.evaluate_policy(None, "default", {}, **flags)
     assert told.value.exit_status == 128 + signal.SIGTERM
     for name in ("data.question_field", "data.on_bad_row"):
-        with pytest.raises(ValueError, match=f"config.{name} is for the files of --data"):
+        with pytest.raises(ValueError, match=f"config.{name} needs --data: "):
             harness.evaluate_policy(None, "default", {name: "skip"}, **flags)
     with pytest.raises(ValueError, match="config.model.path and --checkpoint both name a policy"):
         harness.evaluate_policy(None, "default", {"model.path": "x"}, **flags)
@@ -454,7 +453,7 @@ def test_a_damaged_newest_checkpoint_costs_itself(workdir, policy, mesh, tmp_pat
         (dict(model="/nowhere"), "config.model.path: /nowhere: no such directory"),
         (dict(checkpoint="/nowhere"), "--checkpoint: /nowhere: no such directory"),
         (dict(checkpoint="rl_speed"), "rl_speed is neither the workdir of a run"),
-        (dict(step=3), "--step chooses among the checkpoints of a run"),
+        (dict(step=3), "--step selects a checkpoint of a run"),
     ],
 )
 def test_no_policy_there(arguments, message, repo, monkeypatch):
@@ -464,7 +463,9 @@ def test_no_policy_there(arguments, message, repo, monkeypatch):
 
 
 def test_no_such_step(workdir):
-    with pytest.raises(FileNotFoundError, match="--step=7: .*checkpoints holds the steps 1, 2"):
+    with pytest.raises(
+        FileNotFoundError, match="--step=7: .*checkpoints has no such step; choose one of 1, 2"
+    ):
         find_source(checkpoint=str(workdir), step=7)
     with pytest.raises(ValueError, match="--step=1: .* is the checkpoint of another step"):
         find_source(checkpoint=str(workdir / "checkpoints" / "2"), step=1)
@@ -643,7 +644,7 @@ def test_the_held_out_sets_of_a_run_are_its_benchmarks(tmp_path):
 
 def test_samples_by_benchmark_are_for_training(tmp_path):
     (tmp_path / "a.jsonl").write_text("")
-    with pytest.raises(ValueError, match="--data: a:8: .* config.evaluation.samples says"):
+    with pytest.raises(ValueError, match="--data: a:8: .* config.evaluation.samples responses"):
         parse_specs([f"a:8={tmp_path}/a.jsonl"])
 
 
@@ -674,7 +675,6 @@ def test_a_supervised_runs_workdir_is_told_apart(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps({"model": "Qwen2.5-0.5B", "out": "runs/sft"}))
     with pytest.raises(
-        ValueError,
-        match="no workdir of experiments/train.py.* here runs/sft: config.model.path takes that",
+        ValueError, match="is the workdir of supervised fine-tuning.* --config.model.path=runs/sft"
     ):
         find_source(checkpoint=str(tmp_path))

@@ -132,7 +132,8 @@ def test_processes_at_different_places_say_so(two):
     ):
         assert isinstance(mine, OtherProcessError)
         assert str(mine) == (
-            f"{other} is at {there[0]}, and {here} at {there[1]}: they no longer do the same"
+            f"{other} is at {there[0]}, and {here} at {there[1]}: they no longer run the "
+            "same program in the same order"
         )
         assert status_of(mine) == ENDED_BY_OTHER
 
@@ -487,7 +488,7 @@ def test_a_coordinator_that_never_comes_is_named(monkeypatch):
         port = found.getsockname()[1]
     with pytest.raises(
         ValueError,
-        match=rf"process 0 is not at --coordinator=localhost:{port} .*nobody answers after 0 s",
+        match=rf"process 0 is not at --coordinator=localhost:{port} .*no answer within 0 s",
     ):
         module.connect(f"localhost:{port}", 2, 1)
 

@@ -61,7 +61,7 @@ def test_what_an_engine_cannot_hold_is_refused():
         with pytest.raises(ValueError, match="between 1 and 32"):
             engine.prefill(ids)
     draws = Draws(seed_key(0, 0), 0.0, 1.0, 12)
-    with pytest.raises(ValueError, match="slot 8 is none of 0 to 7"):
+    with pytest.raises(ValueError, match="slot must be between 0 and 7, got 8"):
         engine.insert(None, None, 8, draws=draws)
-    with pytest.raises(ValueError, match="a response of 13 tokens; it must have 1 to 12"):
+    with pytest.raises(ValueError, match="between 1 and 12 tokens, got 13"):
         engine.insert(None, None, 0, draws=draws.replace(limit=13))

@@ -40,7 +40,7 @@ def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
     (start / "config.json").write_text(json.dumps(model.to_hf()))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps({"model": {"path": str(start)}}))
-    with pytest.raises(FileNotFoundError, match="holds no whole checkpoint"):
+    with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
         load_policy(tmp_path)
     keeper = Checkpointer(tmp_path / "checkpoints", keep=2)
     params = {}

@@ -87,8 +87,8 @@ def test_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
     again = Checkpointer(tmp_path / "checkpoints", 3)
     with pytest.raises(
         CheckpointError,
-        match=r"another model or optimizer: 1 of 2 arrays differ, the first being \['w'\]: "
-        r"float32\[8\] there, float32\[9\] here",
+        match=r"another model or optimizer: 1 of 2 arrays differ, first \['w'\]: "
+        r"float32\[8\] in the checkpoint, float32\[9\] in this run",
     ):
         again.restore_newest({**STATE, "w": jnp.zeros(9)})
     again.close()

@@ -120,10 +120,10 @@ def test_a_target_is_a_chip_and_its_topology():
     "text, message",
     [
         ("v9:2x2", "no such chip; there are v5e, v5p, v6e, h100, h200"),
-        ("v5p:2x2", "v5p wants 3 axes, such as v5p:2x2x2"),
-        ("v5e:0x2", "v5e wants 2 axes"),
-        ("v5e", "v5e wants 2 axes"),
-        ("h100:2x2", "h100 wants 1 number, such as h100:8"),
+        ("v5p:2x2", "v5p needs 3 axes, such as v5p:2x2x2"),
+        ("v5e:0x2", "v5e needs 2 axes"),
+        ("v5e", "v5e needs 2 axes"),
+        ("h100:2x2", "h100 needs 1 number, such as h100:8"),
     ],
 )
 def test_what_is_no_target_is_refused(text, message):

@@ -62,8 +62,8 @@ def test_a_run_is_not_resumed_over_a_damaged_file(tmp_path, text, message):
     said = str(error.value)
     assert said.startswith(f"{path} is damaged: ") and message in said and "\n" not in said
     assert said.endswith(
-        "; restore it, or move it away to go on without knowing which settings changed (the "
-        "checkpoints are not touched)"
+        "; restore it, or move it away: the run then continues from its checkpoints, and cannot "
+        "log which settings changed"
     )
     assert path.read_bytes() == before and (tmp_path / "checkpoints" / "4" / "state").is_dir()
     # No damaged/, no metrics begun anew.
@@ -126,10 +126,7 @@ def test_whose_workdir_it_is_is_told_apart_from_damage(tmp_path):
         put(path, text)
         with pytest.raises(
             ValueError,
-            match=(
-                "no workdir of experiments/train.py. .* here runs/policy: "
-                "config.model.path takes that"
-            ),
+            match=("is the workdir of supervised fine-tuning, .* --config.model.path=runs/policy"),
         ):
             find_source(checkpoint=str(tmp_path))
     put(path, '{"seed": 0, "model": "base"}')

@@ -290,7 +290,8 @@ def test_wandb_that_cannot_begin_or_is_missing(tmp_path, wandb, monkeypatch):
     with pytest.raises(
         ValueError,
         match=(
-            "config.logging.wandb='refused': no run could be begun .PermissionError: not logged in."
+            "config.logging.wandb='refused': W&B could not start a run .PermissionError: not "
+            "logged in."
         ),
     ):
         MetricsWriter(tmp_path, Logging(wandb="refused"), {})

@@ -1,5 +1,5 @@
-"""Serving with JetStream, which its authors archived: an engine with its interface, its
-orchestrator and gRPC server. See README.md of serving.
+"""Serving with JetStream: an engine with its interface, its orchestrator and its gRPC server. Its
+authors archived it; README.md of serving lists its problems.
 
 JetStream is the package `google-jetstream`, in the extra `rl_speed[jetstream]`. Only the modules
 here import it.
@@ -18,8 +18,8 @@ MISSING = (
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """A context for importing JetStream: it restores logging, and an ImportError says what to
-    install.
+    """Context for importing JetStream: restores logging, and raises an ImportError that says what
+    to install.
     """
     root = logging.getLogger()
     level = root.level

@@ -1,4 +1,4 @@
-"""Client of a JetStream server; uses only the package's stubs."""
+"""Client of a JetStream server; imports only the stubs of the package."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ with importing():
 
 
 class Refusal(RuntimeError):
-    """The server could not be reached, or refused the request; says which and why."""
+    """The server could not be reached, or refused the request; the message has the reason."""
 
 
 def ask(
@@ -19,12 +19,13 @@ def ask(
     """Stream a response.
 
     Args:
-      address: "host:port". prompt: a text, or token ids. max_tokens: of the response, at least 1.
-      timeout: seconds for the whole response.
+      address: "host:port". prompt: a text, or token ids. max_tokens: most tokens of the response,
+        at least 1.
+      timeout: seconds for the whole response; None: no limit.
 
     Yields:
-      Pieces as they arrive: for each sample the added text, or if the prompt is token ids, the list
-        of ids.
+      For each piece a list over samples: the added text, or the added ids if the prompt is token
+        ids.
 
     Raises:
       Refusal: no connection, or the server refused the request.

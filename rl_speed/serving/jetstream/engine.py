@@ -1,6 +1,6 @@
-"""The engine with JetStream's interface.
+"""Engine with JetStream's interface.
 
-JetStream has no call that frees a slot: an ended row stays, draws nothing, and marks its tokens as
+JetStream has no call that frees a slot. An ended row stays inactive, and its tokens are marked as
 invalid.
 """
 
@@ -24,7 +24,7 @@ Array = jax.Array
 
 @struct.dataclass
 class NumberedPrefix:
-    """A `prefix` with the `visit` number, i32[], that keys its draws."""
+    """A `prefix` with the `visit` number, i32[], that keys its randomness."""
 
     prefix: Prefix
     visit: Array
@@ -33,16 +33,16 @@ class NumberedPrefix:
 class PolicyEngine(engine_api.Engine):
     """`Engine` with JetStream's interface.
 
-    With equal `config.slots`, weights and precision, a response has the tokens that `sample` draws
-    for the same prompt, `key`, visit and sample index. Prompts get visits 0, 1, ... in prefill
-    order.
+    With equal `config.slots`, weights and precision, a response has the same tokens as from
+    `sample` with the same prompt, `key`, visit and sample index. Prompts get visits 0, 1, ... in
+    prefill order.
 
     Args:
       policy, max_prefill_length, samples_per_slot, attention, device: see `Engine`.
-      config: `slots` rows that decode together, `max_new` the longest response, sampling settings.
-        End tokens are the policy's.
+      config: `slots`: rows that decode together; `max_new`: most tokens of a response; sampling
+        settings. End tokens are the policy's.
       prompt: format of a prompt's text, see `policy.encode_prompt`.
-      key: typed PRNG key of all draws.
+      key: typed PRNG key of all responses; None: key 0.
 
     Raises:
       ValueError: see `Engine`.
@@ -74,13 +74,13 @@ class PolicyEngine(engine_api.Engine):
         self._directory = policy.directory
         self._visits = itertools.count()
         self._key = jax.random.key(0) if key is None else key
-        # JetStream's threads build their own tokenizers, and must not raise, so a bad directory
-        # must fail here. They also do so at the same time, but transformers' lazy import is not
-        # thread-safe: here it is done before.
+        # JetStream's threads build their own tokenizers at the same time. They must not raise, so a
+        # bad directory must fail here. transformers' lazy import is not thread-safe, so it must
+        # happen here, before the threads.
         self.build_tokenizer(self.get_tokenizer())
 
     def load_params(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights; `prefill` and `generate` always use these, not the passed ones."""
+        """Returns the weights. `prefill` and `generate` ignore their `params` and use these."""
         return self._core.params
 
     def prefill(
@@ -91,7 +91,7 @@ class PolicyEngine(engine_api.Engine):
         padded_tokens: Any,
         true_length: int,
     ) -> NumberedPrefix:
-        """KV of a prompt.
+        """Computes the KV of a prompt.
 
         Args:
           padded_tokens: i32[L]; the first `true_length` are valid.
@@ -104,14 +104,14 @@ class PolicyEngine(engine_api.Engine):
         longest = self.max_prefill_length
         if tokens.ndim != 1 or not 1 <= true_length <= len(tokens) <= longest:
             raise ValueError(
-                f"prefill of {true_length} tokens of an array of shape {tokens.shape}; there must "
-                f"be at least one, and room for at most {longest}"
+                f"padded_tokens must be a vector of at most {longest} tokens with true_length from "
+                f"1 to its size; got shape {tokens.shape} and true_length {true_length}"
             )
         visit = jax.device_put(np.int32(next(self._visits)), self._core.sharding)
         return NumberedPrefix(self._core.prefill(tokens[:true_length]), visit)
 
     def insert(self, prefix: NumberedPrefix, decode_state: DecodeState, slot: int) -> DecodeState:
-        """The state (donated) with a prompt in `slot`, whose rows are reset."""
+        """Puts a prompt into `slot` and resets the slot's rows. The state is donated."""
         draws = Draws(
             jax.random.fold_in(self._key, prefix.visit),
             self.config.temperature,
@@ -137,7 +137,7 @@ class PolicyEngine(engine_api.Engine):
         )
 
     def init_decode_state(self, *args: Any, **kwargs: Any) -> DecodeState:
-        """The state with all slots free."""
+        """Returns a state in which all slots are free."""
         return self._core.init_state()
 
     def warm_up(self) -> None:
@@ -153,11 +153,11 @@ class PolicyEngine(engine_api.Engine):
         return self._core.sharding
 
     def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
-        """Parameters that name the policy's directory."""
+        """Returns tokenizer parameters with the policy's directory."""
         return tokenizer_pb2.TokenizerParameters(path=str(self._directory))
 
     def build_tokenizer(self, metadata: tokenizer_pb2.TokenizerParameters) -> PolicyTokenizer:
-        """A new tokenizer of the directory, for one thread."""
+        """Builds a new tokenizer of the directory, for one thread."""
         return PolicyTokenizer(
             load_tokenizer(metadata.path),
             self.config.end_tokens,
@@ -172,12 +172,12 @@ class PolicyEngine(engine_api.Engine):
 
     @property
     def samples_per_slot(self) -> int:
-        """Responses to each prompt."""
+        """Responses per prompt."""
         return self._core.samples_per_slot
 
     @property
     def max_prefill_length(self) -> int:
-        """Tokens of the longest prompt."""
+        """Most tokens of a prompt."""
         return self._core.max_prefill_length
 
     @property
@@ -187,5 +187,5 @@ class PolicyEngine(engine_api.Engine):
 
     @property
     def colocated_cpus(self) -> None:
-        """No CPUs are used."""
+        """None: no CPUs are used."""
         return None

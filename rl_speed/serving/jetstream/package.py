@@ -1,10 +1,10 @@
-"""Import of the package google-jetstream 0.2.2, with fixes for its problems.
+"""Imports the package google-jetstream 0.2.2 and works around its problems.
 
 - Its import sets the root logger to DEBUG, with its own handler, and then logs two lines per token.
   This is undone.
-- It imports TensorFlow, through seqio, for tokenizers that are not used here: some seconds.
+- It imports TensorFlow, through seqio, for tokenizers that are not used here. This takes seconds.
 - After each insert it calls `jax.tree_map`, which JAX 0.6 removed, in a thread that kills the
-  process on any exception.
+  process on any exception. `delete_pytree` is replaced.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
-"""JetStream's orchestrator and gRPC server around an engine, hardened against client input.
+"""JetStream's orchestrator and gRPC server around an engine, safe against client input.
 
 In JetStream 0.2.2 the threads that prefill, generate and detokenize kill the process (SIGKILL) on
 any exception. So every request is tokenized and checked before it reaches them, and refused with
-INVALID_ARGUMENT if it cannot be served. After that it is token ids. Text is made from the returned
-ids: JetStream decodes each token separately, which breaks characters that span several tokens.
+INVALID_ARGUMENT if it cannot be served. Text is decoded here from the returned ids, because
+JetStream decodes each token separately, which breaks characters that span several tokens.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Driver(orchestrator.Driver):
     def _process_prefill_content(
         self, request: Any, tokenizer: Any, is_bos: bool, max_prefill_length: int
     ) -> tuple[np.ndarray, int]:
-        # JetStream's own method would add a BOS token before them.
+        # JetStream's own method would add a BOS token before the ids.
         return self._prefill_engines[0].pad(request.prefill_content), len(request.prefill_content)
 
     def _generate_thread(self, idx: int) -> None:
@@ -53,10 +53,10 @@ class Driver(orchestrator.Driver):
 
 
 class Servicer(orchestrator.LLMOrchestrator):
-    """JetStream's service, with checks of requests.
+    """JetStream's service, with checks of requests. It has its own tokenizer for text.
 
     Args:
-      driver: of `engine`. Text is tokenized with this service's own tokenizer.
+      driver: driver of `engine`.
     """
 
     def __init__(self, driver: Driver, engine: PolicyEngine):
@@ -65,14 +65,14 @@ class Servicer(orchestrator.LLMOrchestrator):
         self._tokenizer = engine.build_tokenizer(engine.get_tokenizer())
 
     def prompt(self, request: Request) -> list[int]:
-        """Token ids of a request's prompt.
+        """Returns the token ids of a request's prompt.
 
-        Raises ValueError that says what is wrong with the request.
+        Raises ValueError with the invalid field of the request.
         """
         engine = self._engine
         kind = request.WhichOneof("content")
         if kind is None:
-            raise ValueError("the request has neither text_content nor token_content")
+            raise ValueError("the request must have text_content or token_content")
         if request.session_cache:
             raise ValueError("session_cache is not supported: give the whole prompt")
         if not 1 <= request.max_tokens <= engine.config.max_new:
@@ -84,28 +84,29 @@ class Servicer(orchestrator.LLMOrchestrator):
             text = request.text_content.text
             ids = self._tokenizer.ids(text)
             if not ids:
-                raise ValueError(f"the text {text[:40]!r} makes no token")
+                raise ValueError(f"the text {text[:40]!r} has no tokens; send a longer text")
         else:
             ids = list(request.token_content.token_ids)
             bad = [t for t in ids if not 0 <= t < engine.model.vocab_size]
             if not ids or bad:
                 raise ValueError(
-                    f"token id {bad[0]} is none of 0 to {engine.model.vocab_size - 1}"
+                    f"token ids must be between 0 and {engine.model.vocab_size - 1}, got {bad[0]}"
                     if bad
                     else "token_content has no token_ids"
                 )
         if len(ids) > engine.max_prefill_length:
             raise ValueError(
-                f"the prompt has {len(ids)} tokens; this server takes {engine.max_prefill_length}"
+                f"the prompt has {len(ids)} tokens; this server takes at most "
+                f"{engine.max_prefill_length}"
             )
         return ids
 
     async def Decode(
         self, request: Request, context: grpc.aio.ServicerContext | None = None
     ) -> AsyncIterator[Response]:
-        """The response's tokens as they are drawn, with text if the prompt is text.
+        """Yields the response's tokens as they are drawn, with text if the prompt is text.
 
-        Raises ValueError without a context.
+        An invalid request is refused with INVALID_ARGUMENT; without a context it raises ValueError.
         """
         try:
             ids = self.prompt(request)
@@ -139,18 +140,19 @@ class Servicer(orchestrator.LLMOrchestrator):
 class Server(server_lib.JetStreamServer):
     """JetStream's server, which listens once it is created.
 
-    JetStream's own constructor binds every interface, shares the port with any other listener, and
-    leaves its thread running if binding fails.
+    It replaces JetStream's constructor, which binds every interface, shares the port with other
+    listeners, and leaves its thread running if binding fails.
 
     Args:
-      engine: compiled by `warm_up`, or else by the first requests.
-      host, port: where to listen; port 0 takes a free one. credentials: of gRPC.
+      engine: engine to serve; the first requests compile it unless `warm_up` did.
+      host, port: address to listen on; port 0 takes a free one. credentials: gRPC server
+        credentials; None: insecure.
 
     Attributes:
-      port: where it listens.
+      port: the port it listens on.
 
     Raises:
-      OSError: the address is not available; nothing is left running.
+      OSError: the address is not available; no thread is left running.
     """
 
     def __init__(
@@ -172,8 +174,8 @@ class Server(server_lib.JetStreamServer):
         except RuntimeError:
             self._close()
             raise OSError(
-                f"cannot listen on {host}:{port}: the port is in use, or the "
-                "address not of this machine"
+                f"cannot listen on {host}:{port}: the port is in use, or the address is not of "
+                "this machine; choose another --host or --port"
             ) from None
         params = [engine.load_params()]
         self._driver = Driver(
@@ -191,10 +193,10 @@ class Server(server_lib.JetStreamServer):
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
 
     def stop(self, grace: float = 10.0) -> None:
-        """Accept no more requests, give those under way `grace` seconds to end, and release
-        everything.
+        """Accept no more requests, end active ones after `grace` seconds, and release all
+        resources.
         """
-        # JetStream stops its threads first, and then clients wait for responses that cannot come.
+        # JetStream stops its threads first, and then clients wait for responses that never come.
         self._run(self._grpc_server.stop(grace))
         self._driver.stop()
         self._close()

@@ -1,9 +1,8 @@
 """JetStream's tokenizer interface over a Hugging Face tokenizer.
 
-JetStream builds a SentencePiece tokenizer for any engine, adds the BOS token before every prompt
-itself, and treats the pad token as a stop token. This is wrong for Hugging Face tokenizers: the
-tokenizer or the chat template sets the start of a prompt, and the pad token of many models is an
-ordinary one.
+JetStream builds a SentencePiece tokenizer for any engine, adds the BOS token before every prompt,
+and treats the pad token as a stop token. This is wrong for Hugging Face models: the tokenizer or
+the chat template sets the start of a prompt, and the pad token is often an ordinary token.
 """
 
 from typing import Any
@@ -19,10 +18,11 @@ class PolicyTokenizer(tokenizer_api.Tokenizer):
     """Encodes prompts to padded ids, and decodes ids to text.
 
     Args:
-      tokenizer: of transformers. Not to be shared between threads: encoding changes its state.
+      tokenizer: a transformers tokenizer. Do not share it between threads: encoding changes its
+        state.
       end_tokens: ids that end a response. prompt: format of a prompt's text; see
         `policy.encode_prompt`.
-      longest: maximum tokens of a prompt.
+      longest: most tokens of a prompt.
     """
 
     def __init__(self, tokenizer: Any, end_tokens: tuple[int, ...], prompt: str, longest: int):
@@ -32,26 +32,24 @@ class PolicyTokenizer(tokenizer_api.Tokenizer):
         self._longest = longest
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of a prompt, not padded."""
+        """Encodes a prompt to token ids, not padded."""
         return encode_prompt(self._tokenizer, text, self._prompt)
 
     def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
-        """(i32[L] padded, number of tokens).
+        """Encodes a prompt to (padded ids i32[L], number of tokens). Ignores JetStream's keywords.
 
-        JetStream's keywords (is_bos, padded lengths) are ignored: see above.
-
-        Raises ValueError if the text makes no token, or too many.
+        Raises ValueError if the text has no tokens, or too many.
         """
         ids = self.ids(s)
         return pad(ids, self._longest), len(ids)
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> str:
-        """Text of ids. Texts of single tokens may not add up to it: see `TextStream`."""
+        """Decodes ids to text. Decoding single tokens may give another text: see `TextStream`."""
         return self._tokenizer.decode(token_ids)
 
     @property
     def pad_id(self) -> int:
-        """The id that `pad` fills with."""
+        """The id with which `pad` fills."""
         return 0
 
     @property
