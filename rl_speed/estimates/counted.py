@@ -113,6 +113,6 @@ class EmaEstimator:
         return {"memory": self.memory.state_dict(), "account": self._account.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Estimator`."""
+        """Restores the counts, and the sums behind the metrics, that `state_dict` returned."""
         self.memory.load_state_dict(state["memory"])
         self._account.load_state_dict(state["account"])

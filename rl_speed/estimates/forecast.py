@@ -176,8 +176,8 @@ class Forecast:
         return chosen[index], worth[index]
 
     def lengths(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Returns the expected tokens of a response to the prompts at `index`, f64; 1 without
-        `by_tokens`.
+        """Returns the expected number of response tokens for each prompt at `index`, f64; all ones
+        if the forecast was built with by_tokens=False.
         """
         if not self._by_tokens:
             return np.ones(len(self._ids))[index]

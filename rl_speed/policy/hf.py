@@ -282,7 +282,7 @@ def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndar
 def read_weight(
     shards: Shards, keys: tuple[str, ...], weight: Weight, sharding: jax.sharding.Sharding | None
 ) -> jax.Array:
-    """Reads one weight onto its devices, float32. A shard that several devices hold is read once.
+    """Reads one weight onto its devices, float32. A slice that several devices hold is read once.
 
     Args:
       keys: the weight's path in the parameter tree.

@@ -103,4 +103,4 @@ def _value(node, used):
         return Fraction(node.value)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         return _OPERATIONS[type(node.op)](_value(node.left, used), _value(node.right, used))
-    raise ValueError(f"{type(node).__name__} is not allowed")
+    raise ValueError("only integers, binary + - * / and brackets are allowed")

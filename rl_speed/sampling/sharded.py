@@ -100,8 +100,9 @@ def begin_sharded(
 ) -> tuple[Fixed, Decoding]:
     """Runs `sample_sharded` up to its first decode step, so that the host can act between steps.
 
-    `advance_sharded` makes the decode steps; the samples are bit for bit the same. `tensor` must
-    have size 1, because it is not specified how the partitioner splits an empty cache.
+    `advance_sharded` makes the decode steps; the samples are bit for bit the same. The mesh axis
+    `tensor` must have size 1: otherwise XLA would choose how the empty KV cache is split. Returns
+    (fixed inputs, decoding state) for `advance_sharded`.
     """
 
     def start(params, tables, key):

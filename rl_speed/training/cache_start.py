@@ -402,5 +402,5 @@ def _check_same(path: Path, about: dict[str, Any], made_with: dict[str, Any]) ->
         if theirs.get(name) != mine:
             raise ValueError(
                 f"{path} was begun with {name} {theirs.get(name)!r}, this command has {mine!r}. "
-                "Write to another file, or continue with the settings of this one"
+                f"Write to another file, or set {name} back to {theirs.get(name)!r}"
             )
