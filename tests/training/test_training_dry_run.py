@@ -315,7 +315,7 @@ def test_what_config_json_alone_cannot_tell_is_named(tmp_path):
     config = small_run()
     config.model.path = str(path)
     path.write_text(json.dumps({**TINY_QWEN3, "eos_token_id": None}))
-    with pytest.raises(ValueError, match="tiny.json: no eos_token_id"):
+    with pytest.raises(ValueError, match="tiny.json names no end token: add eos_token_id"):
         dry_run(config)
     path.write_text(json.dumps({**TINY_QWEN3, "use_sliding_window": True, "sliding_window": 4}))
     with pytest.raises(ValueError, match="tiny.json: sliding-window attention is in use"):
