@@ -13,7 +13,6 @@ table.json to --workdir: average@n in percent, the average over benchmarks, and 
 import json
 from pathlib import Path
 
-import numpy as np
 from absl import flags
 
 from rl_speed.config import command, presets
@@ -42,23 +41,9 @@ def named(flag: str, texts: list[str]) -> dict[str, str]:
     return found
 
 
-def table(scores: dict[str, dict[str, dict]], sets: dict[str, tuple[str, int]]) -> str:
-    """Rows of policies, columns of benchmarks; `scores`: the measures of each."""
-    heads = [f"{name} (average@{n})" if n > 1 else name for name, (_, n) in sets.items()]
-    lines = [
-        "| policy | " + " | ".join([*heads, "average", "by question"]) + " |",
-        "|---" * (3 + len(sets)) + "|",
-    ]
-    for policy, found in scores.items():
-        values = 100 * np.array([found[name]["pass_at"]["1"]["value"] for name in sets])
-        counts = np.array([found[name]["questions"] for name in sets])
-        means = values.mean(), (values * counts).sum() / counts.sum()
-        lines.append(f"| {policy} | " + " | ".join(f"{x:.1f}" for x in (*values, *means)) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def main(_):
-    from rl_speed.evaluation.harness import evaluate_policy  # here, so that --help is quick
+    from rl_speed.evaluation import report  # here, so that --help is quick
+    from rl_speed.evaluation.harness import evaluate_policy
 
     paper = _PAPER.value
     sets = dict(presets.SUITES[paper])
@@ -92,7 +77,7 @@ def main(_):
             summary = json.loads((folder / "summary.json").read_text())
             scores.setdefault(policy, {})[name] = summary["benchmarks"][name]
     head = f"`{entry.shown_command()}`\n\nIn percent; the last column weighs questions alike.\n\n"
-    text = table(scores, sets)
+    text = report.suite_table(scores, sets)
     folder = Path(_WORKDIR.value)
     (folder / "table.md").write_text(f"# {paper}: benchmarks\n\n{head}{text}")
     (folder / "table.json").write_text(json.dumps({"sets": sets, "scores": scores}, indent=1))

@@ -1,16 +1,12 @@
 """The command that makes a paper's main table, on the embedded policy and questions of its task."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from rl_speed.config import presets
 from rl_speed.data.held_out import parse_files
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
-import paper_table  # noqa: E402  (a program)
+from rl_speed.evaluation.report import suite_table
 
 
 def test_every_policy_on_every_benchmark(launch, tmp_path):
@@ -49,10 +45,8 @@ def test_averages_are_of_benchmarks_and_of_questions():
         return {"pass_at": {"1": {"value": accuracy}}, "questions": questions}
 
     sets = {"large": ("a", 1), "small": ("b", 16)}
-    text = paper_table.table({"mine": {"large": of(0.5, 30), "small": of(0.1, 10)}}, sets)
+    text = suite_table({"mine": {"large": of(0.5, 30), "small": of(0.1, 10)}}, sets)
     assert text.splitlines()[-1] == "| mine | 50.0 | 10.0 | 30.0 | 40.0 |"
-    with pytest.raises(ValueError, match="--policies is NAME=VALUE .* got 'runs/a'"):
-        paper_table.named("policies", ["runs/a"])
 
 
 @pytest.mark.parametrize("paper", presets.SUITES)

@@ -130,7 +130,7 @@ def test_protocols_say_how_many_optimizer_steps_a_step_has():
     released_n = protocols.PROTOCOLS["speed_released"].settings(methods.of(embedded()))
     of_n_init = {k: Variant(f"speed_rloo@rule.n_init={k}").of(released_n) for k in (4, 5, 6, 8)}
     assert [of_n_init[k].minibatches for k in (4, 6, 8)] == [6, 4, 3]
-    with pytest.raises(ValueError, match="5 does not divide 24: give the number"):
+    with pytest.raises(ValueError, match="5 does not divide 24: give a number"):
         of_n_init[5].validate()
 
 
