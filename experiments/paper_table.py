@@ -16,6 +16,7 @@ from pathlib import Path
 from absl import flags
 
 from rl_speed.config import command, presets
+from rl_speed.data.held_out import parse_files
 from rl_speed.evaluation.settings import FIELDS
 from rl_speed.evaluation.source import is_run
 from rl_speed.runtime import entry
@@ -46,7 +47,8 @@ def main(_):
     from rl_speed.evaluation.harness import evaluate_policy
 
     paper = _PAPER.value
-    sets = dict(presets.SUITES[paper])
+    listed = parse_files(presets.SUITES[paper], "presets.SUITES")
+    sets = {one.name: (one.file, one.samples or 1) for one in listed}
     for name, file in named("data", _DATA.value).items():
         sets[name] = file, sets[name][1] if name in sets else 1
     if unknown := [name for name in _ONLY.value if name not in sets]:
@@ -77,10 +79,10 @@ def main(_):
             summary = json.loads((folder / "summary.json").read_text())
             scores.setdefault(policy, {})[name] = summary["benchmarks"][name]
     head = f"`{entry.shown_command()}`\n\nIn percent; the last column weighs questions alike.\n\n"
-    text = report.suite_table(scores, sets)
+    text = report.suite_table(scores)
     folder = Path(_WORKDIR.value)
     (folder / "table.md").write_text(f"# {paper}: benchmarks\n\n{head}{text}")
-    (folder / "table.json").write_text(json.dumps({"sets": sets, "scores": scores}, indent=1))
+    (folder / "table.json").write_text(json.dumps(scores, indent=1))
     print(f"\n{text}\nwritten to {folder / 'table.md'} {folder / 'table.json'}")
 
 

@@ -100,7 +100,7 @@ def check(c: "Config") -> None:
     _check_rewards(c)
     _check_logging(c)
     _require(c, [("training.minibatches", c.training.minibatches >= 0, "0 or more")])
-    screening = getattr(c.rule, "n_init", c.group_size)
+    screening = c.screening_samples
     if not c.training.minibatches and c.group_size % screening:
         raise ValueError(
             "config.training.minibatches=0 means config.rule.n / config.rule.n_init, but "

@@ -93,6 +93,27 @@ TRAIN = {
 }
 
 
+# Benchmarks of each paper's main table, in the form of `data.eval`: NAME[:SAMPLES]=FILE. Files are
+# relative to the folder from which a command is launched.
+SUITES = {
+    # Zhang et al., section 5.1. Samples: their released scripts; the paper has none.
+    "speed": "dapo1k=eval/dapo1k.jsonl,math500=eval/math500.jsonl,amc23:4=eval/amc23.jsonl,"
+    "aime24:16=eval/aime24.jsonl,aime25:16=eval/aime25.jsonl",
+    # Bae et al., appendix D: pass@1. 16 samples for AIME and AMC are ours.
+    "band": "math500=eval/math500.jsonl,aime24:16=eval/aime24.jsonl,amc23:16=eval/amc23.jsonl,"
+    "minerva=eval/minerva.jsonl,olympiadbench=eval/olympiadbench.jsonl",
+    # Xiong et al., section 4.1: average of 32. "AIME-like", named in their eval_model.sh, has 230
+    # questions: AIME 2024 and 2025, HMMT 2024 and 2025, BRUMO 2025 (30 each), AMC 2023 and CMIMC
+    # 2025 (40 each).
+    "ada": "math500:32=eval/math500.jsonl,minerva:32=eval/minerva.jsonl,"
+    "olympiadbench:32=eval/olympiadbench.jsonl,"
+    "aime_like:32=weqweasdas/aime_hmmt_brumo_cmimc_amc23",
+    # Yi et al., section 4.1. 16 samples for AIME and AMC are ours.
+    "rpo": "aime25:16=eval/aime25.jsonl,aime24:16=eval/aime24.jsonl,math500=eval/math500.jsonl,"
+    "amc23:16=eval/amc23.jsonl,minerva=eval/minerva.jsonl,olympiadbench=eval/olympiadbench.jsonl",
+}
+
+
 def choose(variant: str, words: Words) -> list[str]:
     """Returns one word of each tuple: the word in `variant` (words in any order, separated by
     commas), else the first word of the tuple, which may be empty.
@@ -303,13 +324,9 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     config.data.keep = "no_proof,integer" if data == "numina" else ""
     if data == "dapo17k":
         config.data.hold_out = 1000
-    # The sets of section 5.1; for runs on other data experiments/data.py --write_held_out writes
-    # DAPO-1k. The numbers of samples are from run_fast_rloo_7b.sh; the paper gives none.
-    config.data.eval = (
-        f"dapo1k={'hold_out' if data == 'dapo17k' else 'eval/dapo1k.jsonl'},"
-        "math500=eval/math500.jsonl,amc23:4=eval/amc23.jsonl,aime24:16=eval/aime24.jsonl,"
-        "aime25:16=eval/aime25.jsonl"
-    )
+    # For runs on other data experiments/data.py --write_held_out writes DAPO-1k.
+    dapo1k = "hold_out" if data == "dapo17k" else "eval/dapo1k.jsonl"
+    config.data.eval = SUITES["speed"].replace("eval/dapo1k.jsonl", dapo1k)
     # N_init stays 4: the paper compares 4, 6 and 8 (Figure 5, which favours 4) without choosing
     # one; the released 7B script has 4.
     config.set("rule.n", 24)
@@ -584,50 +601,3 @@ def evaluation(variant: str = "") -> Config:
     config.reward.workers = min(16, os.cpu_count() or 1)
     config.evaluation.samples = 32  # Xiong et al.; for the others ours
     return config
-
-
-# Benchmarks of each paper's main table: {benchmark: (file, samples per question)}. Files are
-# relative to the folder from which a command is launched. Where a paper gives no number of samples,
-# 1 for the large sets and 16 for AIME and AMC are ours.
-_SETS = {
-    name: f"eval/{name}.jsonl"
-    for name in ("math500", "amc23", "aime24", "aime25", "dapo1k", "minerva", "olympiadbench")
-}
-# "AIME-like" of Xiong et al. (section 4.1), named in their eval_model.sh: 230 questions, from AIME
-# 2024 and 2025, HMMT 2024 and 2025 and BRUMO 2025 (30 each), AMC 2023 and CMIMC 2025 (40 each).
-_AIME_LIKE = "weqweasdas/aime_hmmt_brumo_cmimc_amc23"
-SUITES: dict[str, dict[str, tuple[str, int]]] = {
-    # Zhang et al., section 5.1 and Table 1; numbers of responses: test_fast_rloo_1.5b_math.sh.
-    "speed": {
-        name: (_SETS[name], n)
-        for name, n in (("dapo1k", 1), ("math500", 1), ("amc23", 4), ("aime24", 16), ("aime25", 16))
-    },
-    # Bae et al., appendix D: pass@1.
-    "band": {
-        name: (_SETS[name], n)
-        for name, n in (
-            ("math500", 1),
-            ("aime24", 16),
-            ("amc23", 16),
-            ("minerva", 1),
-            ("olympiadbench", 1),
-        )
-    },
-    # Xiong et al., section 4.1: average of 32.
-    "ada": {
-        **{name: (_SETS[name], 32) for name in ("math500", "minerva", "olympiadbench")},
-        "aime_like": (_AIME_LIKE, 32),
-    },
-    # Yi et al., section 4.1: by lighteval, one response.
-    "rpo": {
-        name: (_SETS[name], n)
-        for name, n in (
-            ("aime25", 16),
-            ("aime24", 16),
-            ("math500", 1),
-            ("amc23", 16),
-            ("minerva", 1),
-            ("olympiadbench", 1),
-        )
-    },
-}

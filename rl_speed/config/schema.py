@@ -570,5 +570,9 @@ class Config:
     @property
     def minibatches(self) -> int:
         """Optimizer steps per RL step, with `training.minibatches` = 0 resolved."""
-        screening = getattr(self.rule, "n_init", self.group_size)
-        return self.training.minibatches or max(1, self.group_size // screening)
+        return self.training.minibatches or max(1, self.group_size // self.screening_samples)
+
+    @property
+    def screening_samples(self) -> int:
+        """Samples that screen a group; all of them for a rule that does not screen."""
+        return getattr(self.rule, "n_init", self.group_size)

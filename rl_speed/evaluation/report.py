@@ -124,23 +124,25 @@ def tables(summary: Mapping[str, Any]) -> str:
     )
 
 
-def suite_table(
-    scores: Mapping[str, Mapping[str, Any]], sets: Mapping[str, tuple[str, int]]
-) -> str:
-    """Formats a Markdown table with a row for each policy and a column for each benchmark.
+def suite_table(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """Formats a Markdown table with a row for each policy and a column for each benchmark, in
+    percent.
 
     Args:
-      scores: policy -> benchmark -> its `measures.measure`.
-      sets: benchmark -> (file, responses to a question).
+      scores: policy -> benchmark -> its `measures.measure`; the same benchmarks for every policy.
     """
-    heads = [f"{name} (average@{n})" if n > 1 else name for name, (_, n) in sets.items()]
+    sets = next(iter(scores.values()))
+    counts = np.array([one["questions"] for one in sets.values()])
+    heads = [
+        f"{name} (average@{one['samples']})" if one["samples"] > 1 else name
+        for name, one in sets.items()
+    ]
     lines = [
         "| policy | " + " | ".join([*heads, "average", "by question"]) + " |",
         "|---" * (3 + len(sets)) + "|",
     ]
     for policy, found in scores.items():
         values = 100 * np.array([found[name]["pass_at"]["1"]["value"] for name in sets])
-        counts = np.array([found[name]["questions"] for name in sets])
         means = values.mean(), (values * counts).sum() / counts.sum()
         lines.append(f"| {policy} | " + " | ".join(f"{x:.1f}" for x in (*values, *means)) + " |")
     return "\n".join(lines) + "\n"

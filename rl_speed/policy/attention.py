@@ -18,7 +18,6 @@ context tokens, M cache positions, W rows attended together, B tokens of a block
 
 import dataclasses
 import functools
-import logging
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +29,6 @@ from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.decode_kernel import MASKED, Tiles
 
 Array = jax.Array
-log = logging.getLogger(__name__)
 
 # Length in tokens from which "ragged" is faster on a CPU (`bench.py decode`, `bench.py sampler`).
 AUTO_RAGGED = 64

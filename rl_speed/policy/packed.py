@@ -6,8 +6,8 @@ query sees a window that fits the row's longest sequence: blocks of queries time
 with other sequences masked.
 """
 
-import contextlib
 import functools
+import logging
 from typing import NamedTuple
 
 import jax
@@ -23,6 +23,8 @@ from rl_speed.policy.transformer import (
     attention_kernel,
     dense_attention,
 )
+
+log = logging.getLogger(__name__)
 
 # The smallest window: below it attention is a small part of a layer's cost.
 SMALLEST_WINDOW = 64
@@ -172,6 +174,15 @@ def cudnn_attention(q: Array, k: Array, v: Array, lengths: Array) -> Array:
     return within(out)
 
 
+@functools.cache
+def _warn_once(error: str) -> None:
+    log.warning(
+        "cuDNN cannot attend to rows one after the other here (%s): attention reads whole windows, "
+        "which takes longer",
+        error,
+    )
+
+
 def stream_attention(
     q: Array,
     k: Array,
@@ -201,9 +212,10 @@ def stream_attention(
             seen = smaller(windows[-1].size, layer_window)
             return splash.splash_attention(q, k, v, segment_ids, window=seen, config=config)
         if kernel == "cudnn" and layer_window is None:
-            # A GPU before Hopper, or a JAX without the kernel.
-            with contextlib.suppress(NotImplementedError, ImportError):
+            try:
                 return cudnn_attention(q, k, v, lengths)
+            except (NotImplementedError, ImportError) as error:
+                _warn_once(str(error))
         return _switched(q, k, v, segment_ids, which, windows, config, layer_window)
 
     arguments = (q, k, v, segment_ids, lengths, which)

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from rl_speed.config import presets
 from rl_speed.data.held_out import parse_files
 from rl_speed.evaluation.report import suite_table
@@ -41,16 +39,19 @@ def test_every_policy_on_every_benchmark(launch, tmp_path):
 
 
 def test_averages_are_of_benchmarks_and_of_questions():
-    def of(accuracy, questions):
-        return {"pass_at": {"1": {"value": accuracy}}, "questions": questions}
+    def of(accuracy, questions, samples):
+        return {"pass_at": {"1": {"value": accuracy}}, "questions": questions, "samples": samples}
 
-    sets = {"large": ("a", 1), "small": ("b", 16)}
-    text = suite_table({"mine": {"large": of(0.5, 30), "small": of(0.1, 10)}}, sets)
+    text = suite_table({"mine": {"large": of(0.5, 30, 1), "small": of(0.1, 10, 16)}})
+    assert text.splitlines()[0].startswith("| policy | large | small (average@16) |")
     assert text.splitlines()[-1] == "| mine | 50.0 | 10.0 | 30.0 | 40.0 |"
 
 
-@pytest.mark.parametrize("paper", presets.SUITES)
-def test_suites_name_files_and_responses(paper):
-    for name, (file, samples) in presets.SUITES[paper].items():
-        (parsed,) = parse_files(f"{name}:{samples}={file}", "data.eval")
-        assert (parsed.name, parsed.samples, parsed.file) == (name, samples, file)
+def test_suites_have_the_benchmarks_of_the_papers():
+    found = {
+        paper: {one.name: one.samples for one in parse_files(text, "SUITES")}
+        for paper, text in presets.SUITES.items()
+    }
+    assert found["speed"] == {"dapo1k": 0, "math500": 0, "amc23": 4, "aime24": 16, "aime25": 16}
+    assert set(found["ada"].values()) == {32} and "aime_like" in found["ada"]
+    assert set(found["rpo"]) == set(found["band"]) | {"aime25"}

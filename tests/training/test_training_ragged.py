@@ -176,6 +176,24 @@ def test_cudnn_gets_the_sequences_of_a_piece(lengths, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
+def test_without_that_kernel_attention_is_banded_and_says_so(monkeypatch, caplog):
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    def refuse(*_, **__):
+        raise NotImplementedError("Packed layout requires a GPU with at least Hopper architecture.")
+
+    monkeypatch.setattr(fused_attention_stablehlo, "dot_product_attention", refuse)
+    gpu = dataclasses.replace(MODEL, platform="gpu", dtype="bfloat16", head_dim=8)
+    windows = make_windows(64, "cudnn")
+    length = windows[-1].block
+    q, k, v = (jnp.ones((1, length, n, 8)) for n in (4, 2, 2))
+    segments = jnp.zeros((1, length), jnp.int32)
+    # The banded form calls cuDNN, too, which is not on a machine without a GPU.
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        stream_attention(q, k, v, segments, jnp.full((1, 1), length), jnp.int32(0), windows, gpu)
+    assert "reads whole windows" in caplog.text
+
+
 def ragged_batch(rows=24, width=90, seed=0):
     rng = np.random.default_rng(seed)
     at = np.arange(width)
