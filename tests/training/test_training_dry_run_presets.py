@@ -96,7 +96,7 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
         )
     )
     assert sum(known.values()) == pytest.approx(16 * count / devices, rel=0.01)
-    assert ("reference policy" in reference_parts(config, policy)) == (paper == "band")
+    assert ("reference policy" in reference_parts(config, policy)) == (paper in ("band", "rpo"))
     work = describe_work(config)
     samples, width = {
         "speed": (384, 4096),
