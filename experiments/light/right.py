@@ -23,7 +23,7 @@ from lab.benchmark import decode
 from rl_speed import policy, sampling
 from rl_speed.mesh import platform_of
 from rl_speed.policy.transformer import attention_kernel
-from rl_speed.update.ragged import PieceShape, make_plan, piece_of
+from rl_speed.update.ragged import PieceShape, Rows, make_plan, piece_of
 from rl_speed.update.step import stream_logprobs
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -126,7 +126,7 @@ def packed_gradients(params, tokens, model):
     """Gradients of the mean log-prob of ragged rows that lie behind one another."""
     lengths = jax.numpy.asarray(np.random.default_rng(4).integers(9, tokens.shape[1] + 1, ROWS))
     shape = PieceShape.of(*tokens.shape, tokens.size, attention_kernel(model))
-    piece = piece_of(make_plan(lengths, shape), tokens, np.int32(0), shape)
+    piece = piece_of(make_plan(Rows.alone(lengths), shape), tokens, np.int32(0), shape)
     inside = (piece.segment >= 0) & (piece.segment == jax.numpy.roll(piece.segment, -1))
 
     def mean(params):

@@ -4,6 +4,10 @@ Dense attention over a row of T tokens computes T scores per query. Here the cos
 sequences' lengths: splash on TPUs and cuDNN on GPUs since Hopper skip other sequences. Elsewhere a
 query sees a window that fits the row's longest sequence: blocks of queries times blocks of keys,
 with other sequences masked.
+
+Sequences may share a prefix, which the row holds once (`Prefix`). Then a block of queries also sees
+the prefix of its first token. The kernels get every sequence with a copy of its prefix, so that
+attention alone is computed for each of them.
 """
 
 import functools
@@ -31,20 +35,48 @@ SMALLEST_WINDOW = 64
 
 
 class Window(NamedTuple):
-    """A static window: a query sees `size` tokens, itself included; `block` queries are computed
-    together.
+    """A static window: a query sees `size` tokens of its segment, itself included, and `prefix`
+    tokens of its segment's prefix; `block` queries are computed together.
     """
 
     size: int
     block: int
+    prefix: int = 0
 
 
-def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
-    """Returns windows in ascending order. The last fits `longest` tokens, and its block is a
-    multiple of every other block.
+class Prefix(NamedTuple):
+    """Prefixes that sequences of a row of T tokens share. A prefix is a segment of its own,
+    directly before the first of its sequences; other sequences with the same prefix follow.
+
+    Attributes:
+      segment: i32[T], segment id of each token's prefix, or of the token itself if it is in a
+        prefix or has none. start: i32[T], place of that prefix's first token.
+      position: i32[T], of each token in its sequence, prefix included.
+      spread: i32[U], the token at each place of the sequences one after the other, each with a copy
+        of its prefix; empty for attention "xla". spread_segment: i32[U], their sequences, -1 after
+        the last one. back: i32[T], one of the places of each token.
+    """
+
+    segment: Array
+    start: Array
+    position: Array
+    spread: Array
+    spread_segment: Array
+    back: Array
+
+
+def make_windows(longest: int, kernel: str = "xla", sharing: bool = False) -> tuple[Window, ...]:
+    """Returns windows for sequences of up to `longest` tokens. The last one's block is a multiple
+    of every other block.
 
     Each size is 3/2 or 4/3 of the one before. Kernels that take minutes to compile get fewer:
-    "cudnn" only the doublings, and "splash" one, since it skips blocks of other sequences itself.
+    "cudnn" only the doublings, as pairs of long sequences do, and "splash" one, since it skips
+    blocks of other sequences itself.
+
+    Args:
+      sharing: whether sequences may share a prefix. Then there are windows for pairs of lengths of
+        a prefix and of what follows it. The last fits any two, others those that add up to
+        `longest`.
     """
     if kernel == "splash":
         block = splash.block_of(longest)
@@ -56,7 +88,26 @@ def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
         # Small blocks waste little; large blocks multiply faster.
         block = size // 2 if size < 8 * SMALLEST_WINDOW else size // 4
         windows += [Window(size, block), Window(size * 3 // 2, block)]
-    return tuple(windows[:-1:2] if kernel == "cudnn" else windows[:-1])
+    few = kernel == "cudnn" or (sharing and doublings > 2)
+    windows = windows[:-1:2] if few else windows[:-1]
+    if not sharing:
+        return tuple(windows)
+    prefixes = [-(-longest // (8 * part)) * 8 for part in (4, 2, 1)]
+    return tuple(
+        window._replace(prefix=prefix)
+        for less, window in zip([0, *(w.size for w in windows)], windows)
+        for shorter, prefix in zip([0, *prefixes], prefixes)
+        if less + shorter + 2 <= longest or (window is windows[-1] and prefix is prefixes[-1])
+    )
+
+
+def choose_window(windows: tuple[Window, ...], longest: Array, prefix: Array) -> Array:
+    """Returns the index of the smallest window for segments of up to `longest` tokens and prefixes
+    of up to `prefix` tokens, i32[].
+    """
+    sizes, _, prefixes = (jnp.asarray(column, jnp.int32) for column in zip(*windows))
+    fits = (sizes >= longest) & (prefixes >= prefix)
+    return jnp.argmin(jnp.where(fits, sizes + prefixes, 2**30)).astype(jnp.int32)
 
 
 def causal_attention(
@@ -88,13 +139,17 @@ def banded_attention(
     window: Window,
     config: ModelConfig,
     layer_window: int | None = None,
+    prefix: Prefix | None = None,
 ) -> Array:
-    """Computes causal attention within segments of at most `window.size` tokens.
+    """Computes causal attention within segments of at most `window.size` tokens, and of each
+    segment to its prefix.
 
     Args:
       q: [B, T, H, K]. k, v: [B, T, G, K]; H / G query heads share each of the G heads.
       segment_ids: i32[B, T]; a segment's tokens are contiguous. T is a multiple of `window.block`.
       layer_window: `LayerSpec.window`.
+      prefix: shared prefixes of the row (B = 1), none longer than `window.prefix`; they may be
+        longer than `window.size`.
 
     Returns: [B, T, H, K].
     """
@@ -120,13 +175,37 @@ def banded_attention(
 
     place_Q = jnp.arange(block) + before * block
     place_K = jnp.arange((before + 1) * block)
-    same = queries(segment_ids)[:, :, None] == keys(segment_ids, fill=-2)[:, None, :]
-    mask = (same & (place_K <= place_Q[:, None]))[:, None]
-    if layer_window is not None:
+    segment_K = keys(segment_ids, fill=-2)[:, None, :]
+    mask = queries(segment_ids)[:, :, None] == segment_K
+    if prefix is not None:
+        mask |= queries(prefix.segment[None])[:, :, None] == segment_K
+    mask &= place_K <= place_Q[:, None]
+    seen = keys(k), keys(v)
+    if layer_window is not None and prefix is None:
         mask &= place_K > place_Q[:, None] - layer_window
+    if prefix is not None:
+        # Only the prefix of a block's first token can begin before the block. Its tokens that the
+        # band does not reach come first among the keys, also for queries in the prefix itself.
+        start = prefix.start[::block]
+        place = start[:, None] + jnp.arange(window.prefix)
+        outside = place < ((jnp.arange(count) - before) * block)[:, None]
+
+        def prefixes(x):
+            x = jnp.pad(x, ((0, window.prefix),) + ((0, 0),) * (x.ndim - 1))
+            return jax.vmap(lambda at: jax.lax.dynamic_slice_in_dim(x, at, window.prefix))(start)
+
+        same = queries(prefix.segment[None])[:, :, None] == prefixes(segment_ids[0])[:, None]
+        mask = jnp.concatenate([same & outside[:, None], mask], axis=2)
+        seen = tuple(
+            jnp.concatenate([prefixes(x[0]), band], axis=1) for x, band in zip((k, v), seen)
+        )
+        if layer_window is not None:
+            at = prefix.position
+            at_K = jnp.concatenate([prefixes(at), keys(at[None])], axis=1)
+            mask &= at_K[:, None] > queries(at[None])[:, :, None] - layer_window
     implementation = attention_implementation(config, True, block, window=layer_window)
     out = jax.nn.dot_product_attention(
-        queries(q), keys(k), keys(v), mask=mask, implementation=implementation
+        queries(q), *seen, mask=mask[:, None], implementation=implementation
     )
     return out.reshape(rows, length, heads, size)
 
@@ -193,53 +272,85 @@ def stream_attention(
     windows: tuple[Window, ...],
     config: ModelConfig,
     layer_window: int | None = None,
+    prefix: Prefix | None = None,
 ) -> Array:
-    """Computes causal attention within segments by the splash kernel, cuDNN's, or
-    `banded_attention`, whose scores the backward pass recomputes.
+    """Computes causal attention within segments, and of each segment to its prefix, by the splash
+    kernel, cuDNN's, or `banded_attention`, whose scores the backward pass recomputes.
 
     Heads are split over `tensor`. Values after the last segment are undefined.
 
     Args:
-      q, k, v, segment_ids, layer_window: as for `banded_attention`, whose result it returns.
-      lengths: as for `cudnn_attention`.
-      which: i32[], index of a window that fits the longest segment.
+      q, k, v, segment_ids, layer_window, prefix: as for `banded_attention`, whose result it
+        returns.
+      lengths: i32[B, R], tokens of the sequences with their prefixes, as for `cudnn_attention`.
+      which: i32[], index of a window that fits; see `choose_window`.
       windows: see `make_windows`.
     """
 
-    def attend(q, k, v, segment_ids, lengths, which):
+    def attend(q, k, v, segment_ids, lengths, which, prefix):
         kernel = attention_kernel(config)
         if kernel == "splash":
             seen = smaller(windows[-1].size, layer_window)
-            return splash.splash_attention(q, k, v, segment_ids, window=seen, config=config)
+
+            def splash_kernel(q, k, v, segment_ids):
+                return splash.splash_attention(q, k, v, segment_ids, window=seen, config=config)
+
+            return _spread(splash_kernel, q, k, v, segment_ids, prefix)
         if kernel == "cudnn" and layer_window is None:
             try:
-                return cudnn_attention(q, k, v, lengths)
+                return _spread(
+                    lambda q, k, v, _: cudnn_attention(q, k, v, lengths),
+                    q,
+                    k,
+                    v,
+                    segment_ids,
+                    prefix,
+                )
             except (NotImplementedError, ImportError) as error:
                 _warn_once(str(error))
-        return _switched(q, k, v, segment_ids, which, windows, config, layer_window)
+        return _switched(q, k, v, segment_ids, which, prefix, windows, config, layer_window)
 
-    arguments = (q, k, v, segment_ids, lengths, which)
-    return over_tensor(attend, (2, 2, 2, None, None, None), 2, arguments)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def _switched(q, k, v, segment_ids, which, windows, config, layer_window):
-    branches = [
-        functools.partial(banded_attention, window=window, config=config, layer_window=layer_window)
-        for window in windows
-    ]
-    return jax.lax.switch(which, branches, q, k, v, segment_ids)
+    arguments = (q, k, v, segment_ids, lengths, which, prefix)
+    return over_tensor(attend, (2, 2, 2, None, None, None, None), 2, arguments)
 
 
-def _forward(q, k, v, segment_ids, which, *settings):
-    out = _switched(q, k, v, segment_ids, which, *settings)
-    return out, (q, k, v, segment_ids, which)
+def _spread(kernel, q, k, v, segment_ids, prefix):
+    """Computes `kernel` on sequences that have copies of their prefixes."""
+    if prefix is None:
+        return kernel(q, k, v, segment_ids)
+    copied = (x[:, prefix.spread] for x in (q, k, v))
+    return kernel(*copied, prefix.spread_segment[None])[:, prefix.back]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
+def _switched(q, k, v, segment_ids, which, prefix, windows, config, layer_window):
+    def branch(window):
+        def attend(q, k, v):
+            return banded_attention(
+                q,
+                k,
+                v,
+                segment_ids=segment_ids,
+                window=window,
+                config=config,
+                layer_window=layer_window,
+                prefix=prefix,
+            )
+
+        return attend
+
+    return jax.lax.switch(which, [branch(window) for window in windows], q, k, v)
+
+
+def _forward(q, k, v, segment_ids, which, prefix, *settings):
+    out = _switched(q, k, v, segment_ids, which, prefix, *settings)
+    return out, (q, k, v, segment_ids, which, prefix)
 
 
 def _backward(windows, config, layer_window, saved, out_gradient):
     # The switch is outside of the differentiated function: inside, the backward pass would hold the
     # scores of every branch, with zeros for branches that were not taken.
-    *qkv, segment_ids, which = saved
+    *qkv, segment_ids, which, prefix = saved
 
     def branch(window):
         def gradients(q, k, v, out_gradient):
@@ -252,6 +363,7 @@ def _backward(windows, config, layer_window, saved, out_gradient):
                     window=window,
                     config=config,
                     layer_window=layer_window,
+                    prefix=prefix,
                 )
 
             return jax.vjp(attend, q, k, v)[1](out_gradient)
@@ -262,7 +374,7 @@ def _backward(windows, config, layer_window, saved, out_gradient):
         gradients = jax.lax.switch(
             which, [branch(window) for window in windows], *qkv, out_gradient
         )
-    return *gradients, None, None
+    return *gradients, None, None, None
 
 
 _switched.defvjp(_forward, _backward)

@@ -34,7 +34,7 @@ from rl_speed.runtime.writers import TensorBoard
 from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
-from rl_speed.update.ragged import PieceShape, Ragged, RowAssignment
+from rl_speed.update.ragged import PieceShape, Ragged, RowAssignment, Rows
 from rl_speed.update.state import all_finite, state_shardings
 from rl_speed.update.step import row_lengths, stream_logprobs
 
@@ -69,10 +69,10 @@ class Pieces:
         learned = batch.mask[:, 1:]
         shape = self.shape(*batch.tokens.shape)
         weights = SplitWeights(self.model, self.mesh)
-        lengths = row_lengths(learned)
+        rows = Rows.alone(row_lengths(learned))
 
-        def shard(params, tokens, lengths, learned):
-            ragged = Ragged(tokens, lengths, shape)
+        def shard(params, tokens, rows, learned):
+            ragged = Ragged(tokens, rows, shape)
 
             def loss(params, number):
                 piece = ragged.piece(number)
@@ -91,9 +91,9 @@ class Pieces:
             total, computed = jax.lax.psum((total, ragged.computed), ROWS)
             return total, weights.add_up(grads) if gradient else None, computed
 
-        assignment = RowAssignment(lengths, row_shards(self.mesh))
+        assignment = RowAssignment(rows, row_shards(self.mesh))
         whole = PartitionSpec()
-        split = map(assignment.split, (batch.tokens, lengths, learned))
+        split = jax.tree.map(assignment.split, (batch.tokens, rows, learned))
         return weights.run(
             shard, (whole, weights.trainable_specs if gradient else None, whole), params, *split
         )

@@ -553,12 +553,11 @@ def in_loop_verifier(
 
 
 def context_length(config: Config) -> int:
-    """Capacity of a context in tokens: a prompt with a replayed prefix. Evaluation has
-    the same capacity, so that it can be the same program.
+    """Capacity of a context in tokens: a prompt with a replayed prefix, or with what earlier calls
+    drew. Evaluation has the same capacity, so that it can be the same program.
     """
-    return config.data.max_prompt_length + (
-        config.sampler.max_new if config.replay.window != "none" else 0
-    )
+    longer = config.replay.window != "none" or config.driver.in_flight
+    return config.data.max_prompt_length + (config.sampler.max_new if longer else 0)
 
 
 def build_generators(
@@ -574,6 +573,9 @@ def build_generators(
     rule = config.rule
     s = config.sampler
     prompts, samples = capacities(rule, config.driver)
+    if config.driver.in_flight:
+        # A sample that a call left unfinished has a context of its own.
+        prompts += s.slots
     most = config.most_evaluation_samples
     per_prompt = max(rule.max_samples, most)
     slots = max(1, s.slots // row_shards(mesh))
@@ -851,7 +853,18 @@ def update_config(config: Config) -> UpdateConfig:
         temperature=config.objective.logprob_temperature or config.sampler.temperature,
         max_new=config.sampler.max_new,
         head_chunk=config.model.head_chunk or None,
+        sharing=expected_sharing(config),
     )
+
+
+def expected_sharing(config: Config) -> float:
+    """Tokens of a group's rows / tokens that are computed for it, where all have full length; at
+    most 4, which is room enough for attention's copies of a replayed response.
+    """
+    rows = config.group_size
+    width = config.data.max_prompt_length + config.sampler.max_new
+    shared = config.data.max_prompt_length if config.replay.window == "none" else width - 1
+    return min(4.0, rows * width / (shared + rows * (width - shared)))
 
 
 def longest_answer(prompts: list[Prompt], max_new: int) -> int:

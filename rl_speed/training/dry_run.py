@@ -31,7 +31,7 @@ from rl_speed.targets import Target
 from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.split_step import scores_batch, uses_old_logprobs
-from rl_speed.update.ragged import PieceShape, make_plan
+from rl_speed.update.ragged import PieceShape, Rows, make_plan
 from rl_speed.update.state import TrainState
 from rl_speed.update.step import UpdateConfig, make_score, make_update
 
@@ -217,8 +217,8 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
 
 
 def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, float]:
-    """Computed tokens / held tokens in an update of `rows` rows per device, by distribution
-    of response lengths. Assumes prompts of full length.
+    """Computed tokens / tokens in an update of `rows` rows per device, by distribution of response
+    lengths. A group's prompt counts once. Assumes prompts of full length and whole groups.
     """
     longest = config.sampler.max_new
     even = (np.arange(rows) + 0.5) / rows
@@ -232,8 +232,13 @@ def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, 
     found = {}
     for name, length in lengths.items():
         held = config.data.max_prompt_length + length.astype(np.int32)
-        count = int(jax.jit(make_plan, static_argnums=1)(held, shape).count)
-        found[name] = count * shape.tokens / int(held.sum())
+        table = Rows.alone(jnp.asarray(held))
+        if shape.sharing:
+            family = np.arange(rows, dtype=np.int32) * config.group_size % rows
+            shared = np.full(rows, config.data.max_prompt_length - 1, np.int32)
+            table = Rows(table.length, shared, np.sort(family))
+        count = int(jax.jit(make_plan, static_argnums=1)(table, shape).count)
+        found[name] = count * shape.tokens / int(table.tokens())
     return found
 
 
@@ -466,7 +471,7 @@ def plan_split(
         plan.append(
             (
                 "scoring of old or reference log-probs",
-                lambda: score.lower(policy.params, batch.tokens, batch.mask),
+                lambda: score.lower(policy.params, batch.tokens, batch.mask, batch.group_ids),
                 {"weights (sharded, float32)": device_bytes(policy.params)},
                 ("config.training.micro_tokens", "config.model.head_chunk"),
             )

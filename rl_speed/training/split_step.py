@@ -227,17 +227,14 @@ class SplitStep:
             return build_batch(rollouts, rows, width, c.replay.mask_prefix, part)
 
         batch = place_parts(make, rows, self._mesh)
-        old = self._score(state.params, batch.tokens, batch.mask) if scores_batch(c) else None
+        scored = batch.tokens, batch.mask, batch.group_ids
+        old = self._score(state.params, *scored) if scores_batch(c) else None
         if trains_on_prefixes(c) and old is not None:
             sampled = batch.behaviour_logprobs
             batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
         if not uses_old_logprobs(c):
             old = None
-        ref = (
-            None
-            if self.reference is None
-            else self._score(self.reference.params, batch.tokens, batch.mask)
-        )
+        ref = None if self.reference is None else self._score(self.reference.params, *scored)
         in_reward = ref is not None and o.kl_in == "reward"
         if advantages is None:
             advantages = self._advantages(

@@ -2,9 +2,13 @@
 tokens.
 
 Rows are assigned to shards so that shards have about equal numbers of tokens. The rows of a shard
-are sorted by length, longest first, and packed into pieces of `tokens` tokens, each row whole. A
-loop runs one program on each piece in use; nothing is padded to the longest row. Results per token
-are unpacked into rows, because losses need whole rows.
+are sorted by length, longest first, and packed into pieces of `tokens` tokens. A loop runs one
+program on each piece in use; nothing is padded to the longest row. Results per token are unpacked
+into rows, because losses need whole rows.
+
+Rows of one group begin with the same tokens: their prompt, and the response that they replay. A
+piece holds these once, before the first of its rows of the group; each row follows with its other
+tokens, which attend to both (`policy.packed.Prefix`).
 """
 
 import dataclasses
@@ -17,7 +21,7 @@ import jax.numpy as jnp
 from rl_speed.mesh import ROWS
 from rl_speed.policy import ModelConfig
 from rl_speed.policy.layers import adding
-from rl_speed.policy.packed import Window, make_windows
+from rl_speed.policy.packed import Prefix, Window, choose_window, make_windows
 from rl_speed.policy.transformer import trainable
 
 Array = jax.Array
@@ -34,6 +38,8 @@ class PieceShape:
       tokens: tokens of a piece. rows: most rows of a piece. width: tokens of the longest possible
         row.
       kernel: attention kernel, as named by `policy.transformer.attention_kernel`.
+      whole: most tokens of the rows of a piece if each had its own copy of its prefix, which is
+        what "splash" and "cudnn" read. Equal to `tokens` if rows share nothing.
       windows: attention windows, ascending; see `policy.packed`.
     """
 
@@ -41,38 +47,121 @@ class PieceShape:
     rows: int
     width: int
     kernel: str = "xla"
+    whole: int = 0
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        return make_windows(self.width, self.kernel)
+        return make_windows(self.width, self.kernel, self.sharing)
+
+    @property
+    def sharing(self) -> bool:
+        """Whether rows may share a prefix."""
+        return self.whole > self.tokens
 
     @classmethod
-    def of(cls, rows: int, width: int, micro_tokens: int = 0, kernel: str = "xla") -> "PieceShape":
+    def of(
+        cls, rows: int, width: int, micro_tokens: int = 0, kernel: str = "xla", sharing: float = 1.0
+    ) -> "PieceShape":
         """Returns the shape of pieces with about `micro_tokens` tokens, for a shard of `rows` rows;
         0: 1/32 of rows x width.
 
         A piece has room for the longest possible row, and for as many rows as fit if their mean
-        length is width / 16.
+        length is width / 16. See `UpdateConfig.sharing`.
         """
         largest = make_windows(width, kernel)[-1]
-        tokens = max(micro_tokens or rows * width // 32, largest.size)
-        tokens = -(-tokens // largest.block) * largest.block
-        return cls(tokens, min(rows, 16 * -(-tokens // width)), width, kernel)
+
+        def blocks(tokens):
+            return -(-int(tokens) // largest.block) * largest.block
+
+        tokens = blocks(max(micro_tokens or rows * width // 32, largest.size))
+        whole = blocks(tokens * sharing)
+        if sharing > 1 and kernel == "xla":
+            whole = max(rows, 2) * tokens  # no limit
+        return cls(tokens, min(rows, 16 * -(-tokens // width)), width, kernel, whole)
+
+
+class Rows(NamedTuple):
+    """What packing needs to know of R rows: i32[R] each.
+
+    Attributes:
+      length: tokens of the row, 0 for padding rows.
+      shared: how many of them come first in every row of its family, and are computed once; less
+        than `length`, or 0.
+      family: a number that the rows with a common prefix share.
+    """
+
+    length: Array
+    shared: Array
+    family: Array
+
+    @classmethod
+    def alone(cls, length: Array) -> "Rows":
+        """Returns rows that share nothing."""
+        return cls(length, jnp.zeros_like(length), jnp.arange(len(length), dtype=jnp.int32))
+
+    @classmethod
+    def grouped(cls, tokens: Array, length: Array, group_ids: Array, groups: int) -> "Rows":
+        """Returns rows with the prefixes that the groups have in common: all of their common tokens
+        but the last, so that every row has the token at which it parts from the others.
+
+        Args:
+          tokens: i32[R, W]. length: i32[R]. group_ids: i32[R], below `groups`; -1 for padding.
+        """
+        count = len(length)
+        own = jnp.arange(count, dtype=jnp.int32)
+        live = (length > 0) & (group_ids >= 0)
+        group = jnp.where(live, group_ids, groups)
+
+        def least(x):
+            return jax.ops.segment_min(x, group, groups + 1)[group]
+
+        family = jnp.where(live, least(own), own)
+        same = jnp.cumprod(tokens == tokens[family], axis=1, dtype=jnp.int32)
+        common = least(jnp.minimum(jnp.sum(same, axis=1), length))
+        several = jax.ops.segment_sum(live.astype(jnp.int32), group, groups + 1)[group] > 1
+        shared = jnp.where(live & several, jnp.maximum(common - 1, 0), 0).astype(jnp.int32)
+        return cls(length, shared, family)
+
+    def order(self) -> Array:
+        """Returns the order of packing, i32[R]: families by their longest row, in each family the
+        longest row first. Padding rows are last.
+        """
+        order = jnp.lexsort((-self.length, self.family)).astype(jnp.int32)
+        family = self.family[order]
+        first = jnp.concatenate([jnp.ones(1, bool), family[1:] != family[:-1]])
+        start = jax.lax.cummax(jnp.where(first, jnp.arange(len(order)), 0))
+        length = self.length[order]
+        return order[jnp.argsort(jnp.where(length > 0, -length[start], 0), stable=True)]
+
+    def tokens(self) -> Array:
+        """Counts the tokens to compute if families stay together, i32[]."""
+        family = jnp.where(self.length > 0, self.family, -1)
+        order = jnp.argsort(family)
+        family, shared = family[order], self.shared[order]
+        first = jnp.concatenate([jnp.ones(1, bool), family[1:] != family[:-1]])
+        return jnp.sum(self.length - self.shared) + jnp.sum(jnp.where(first, shared, 0))
 
 
 class Plan(NamedTuple):
-    """Places of the rows of one shard in its pieces: i32[R] each, sorted by descending length.
+    """Places of the rows of one shard in its pieces: [R] each, in the order of packing.
 
     Attributes:
       row: index of the row. piece: number of its piece; `count` for rows without tokens.
-      offset: position of its first token in the piece. length: its number of tokens.
+      prefix: position of its shared prefix in the piece. fresh: bool, whether the prefix is there
+        for this row, as the first of its family in the piece.
+      offset: position of its first own token. length: its tokens. shared: those of its prefix.
+      whole: its position among the piece's rows if each had its own copy of its prefix.
       count: i32[], number of pieces in use.
     """
 
     row: Array
     piece: Array
+    prefix: Array
+    fresh: Array
     offset: Array
     length: Array
+    shared: Array
+    whole: Array
     count: Array
 
 
@@ -80,93 +169,159 @@ class Piece(NamedTuple):
     """One piece of one shard: M tokens of at most K rows.
 
     Attributes:
-      tokens: i32[M], token ids. segment: i32[M], index of each token's row among the K, -1 after
-        the last row. position: i32[M], of each token in its row.
+      tokens: i32[M], token ids. segment: i32[M]: index of each token's row among the K; for shared
+        prefixes numbers from K on; -1 after the last row. position: i32[M], of each token in its
+        row.
+      prefix: the shared prefixes, or None if rows share nothing.
       row: i32[K], index of each row among the rows of the shard; 0 if unused.
-      used: bool[K], whether the place holds a row. offset: i32[K], position of the row's first
-        token in the piece.
+      used: bool[K], whether the place holds a row.
+      at: i32[K, W - 1], position of the row's tokens in the piece; undefined after its end.
       length: i32[K], tokens of the row; 0 if unused.
-      which: i32[], index of the smallest attention window that holds the longest row.
+      which: i32[], index of the attention window; see `policy.packed.choose_window`.
     """
 
     tokens: Array
     segment: Array
     position: Array
+    prefix: Prefix | None
     row: Array
     used: Array
-    offset: Array
+    at: Array
     length: Array
     which: Array
 
 
-def make_plan(lengths: Array, shape: PieceShape) -> Plan:
-    """Assigns rows with `lengths` i32[R] to pieces, each row to one piece."""
-    row = jnp.argsort(-lengths).astype(jnp.int32)
-    length = lengths[row]
+def make_plan(rows: Rows, shape: PieceShape) -> Plan:
+    """Assigns rows to pieces, each row to one piece, where it follows its prefix."""
+    order = rows.order()
+    mine = Rows(*(x[order] for x in rows))
 
-    def place(state, length):
-        piece, tokens, rows = state
-        full = (tokens + length > shape.tokens) | (rows == shape.rows)
+    def place(state, row):
+        piece, tokens, count, whole, family, prefix = state
+        fresh = row.family != family
+        full = tokens + row.length - jnp.where(fresh, 0, row.shared) > shape.tokens
+        full |= (count == shape.rows) | (whole + row.length > max(shape.whole, shape.tokens))
         piece = piece + full
-        tokens = jnp.where(full, 0, tokens)
-        rows = jnp.where(full, 0, rows)
-        return (piece, tokens + length, rows + 1), (piece, tokens)
+        tokens, count, whole = (jnp.where(full, 0, x) for x in (tokens, count, whole))
+        fresh |= full
+        prefix = jnp.where(fresh, tokens, prefix)
+        offset = tokens + jnp.where(fresh, row.shared, 0)
+        end = offset + row.length - row.shared
+        state = (piece, end, count + 1, whole + row.length, row.family, prefix)
+        return state, (piece, prefix, fresh, offset, whole)
 
-    (_, _, _), (piece, offset) = jax.lax.scan(place, (jnp.int32(0),) * 3, length)
+    start = tuple(map(jnp.int32, (0, 0, 0, 0, -1, 0)))
+    _, (piece, prefix, fresh, offset, whole) = jax.lax.scan(place, start, mine)
+    length = mine.length
     count = jnp.max(jnp.where(length > 0, piece + 1, 0), initial=0)
-    return Plan(row, jnp.where(length > 0, piece, count), offset, length, count)
+    piece = jnp.where(length > 0, piece, count)
+    return Plan(
+        order,
+        piece,
+        prefix=prefix,
+        fresh=fresh,
+        offset=offset,
+        length=length,
+        shared=mine.shared,
+        whole=whole,
+        count=count,
+    )
 
 
 def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) -> Piece:
     """Returns piece `number`. A number past the last piece gives a piece without rows."""
     first = jnp.searchsorted(plan.piece, number).astype(jnp.int32)
     place = first + jnp.arange(shape.rows, dtype=jnp.int32)
-    at = jnp.minimum(place, len(plan.row) - 1)
-    used = (place < len(plan.row)) & (plan.piece[at] == number) & (number < plan.count)
-    row = jnp.where(used, plan.row[at], 0)
-    offset = jnp.where(used, plan.offset[at], shape.tokens)
-    length = jnp.where(used, plan.length[at], 0)
+    place_in = jnp.minimum(place, len(plan.row) - 1)
+    used = (place < len(plan.row)) & (plan.piece[place_in] == number) & (number < plan.count)
+
+    def column(x, otherwise):
+        return jnp.where(used, x[place_in], otherwise)
+
+    row, length, shared = (column(x, 0) for x in (plan.row, plan.length, plan.shared))
+    prefix, offset = (column(x, shape.tokens) for x in (plan.prefix, plan.offset))
+    fresh = column(plan.fresh, True)
+
+    # The row of each token, and its position in that row.
     t = jnp.arange(shape.tokens, dtype=jnp.int32)
-    slot = jnp.searchsorted(offset, t, side="right").astype(jnp.int32) - 1
-    slot = jnp.clip(slot, 0, shape.rows - 1)
-    position = t - offset[slot]
+    slot = _holder(jnp.where(fresh, prefix, offset), t)
+    position = jnp.where(fresh[slot], t - prefix[slot], shared[slot] + t - offset[slot])
     held = (position >= 0) & (position < length[slot])
     position = jnp.where(held, position, 0)
     tokens = jnp.where(held, tokens_RxW[row[slot], position], 0)
-    windows = jnp.asarray([window.size for window in shape.windows], jnp.int32)
-    which = jnp.minimum(jnp.sum(windows < jnp.max(length, initial=0)), len(windows) - 1).astype(
-        jnp.int32
-    )
+    segment = jnp.where(held, slot, -1)
+
+    longest = jnp.max(length - shared, initial=0)
+    which = choose_window(shape.windows, longest, jnp.max(shared, initial=0))
+
+    def index(slot, position):
+        in_prefix = position < shared[slot]
+        return jnp.where(in_prefix, prefix[slot], offset[slot] - shared[slot]) + position
+
+    found = None
+    if shape.sharing:
+        shares = held & (shared[slot] > 0)
+        number = shape.rows + prefix[slot]
+        segment = jnp.where(shares & (position < shared[slot]), number, segment)
+        whole = column(plan.whole, shape.whole)
+        u = jnp.arange(shape.whole if shape.kernel != "xla" else 0, dtype=jnp.int32)
+        owner = _holder(whole, u)
+        place_of_u = jnp.minimum(u - whole[owner], length[owner])
+        inside = (u >= whole[owner]) & (u - whole[owner] < length[owner])
+        found = Prefix(
+            segment=jnp.where(shares, number, segment),
+            start=jnp.where(shares, prefix[slot], t),
+            position=position,
+            spread=jnp.where(inside, index(owner, place_of_u), 0),
+            spread_segment=jnp.where(inside, owner, -1),
+            back=jnp.where(held, jnp.minimum(whole[slot], shape.whole) + position, 0),
+        )
+    columns = jnp.arange(tokens_RxW.shape[1] - 1)[None]
+    at = jnp.minimum(index(jnp.arange(shape.rows)[:, None], columns), shape.tokens - 1)
     return Piece(
         tokens,
-        jnp.where(held, slot, -1),
+        segment,
         position,
+        prefix=found,
         row=row,
         used=used,
-        offset=offset,
+        at=at,
         length=length,
         which=which,
     )
 
 
-def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
-    """Unpacks values [M] of a piece into rows [K, width], each from its first token on.
-
-    Values past a row's end are undefined.
+def _holder(begins: Array, place: Array) -> Array:
+    """Returns the index of the last of ascending `begins` i32[K] that is at or before each place,
+    at least 0.
     """
-    at = piece.offset[:, None] + jnp.arange(width)
-    return values_M[jnp.minimum(at, values_M.shape[0] - 1)]
+    found = jnp.searchsorted(begins, place, side="right").astype(jnp.int32) - 1
+    return jnp.clip(found, 0, len(begins) - 1)
 
 
-def assign_rows(lengths: Array, shards: int) -> Array:
-    """Assigns rows to shards: i32[S, R / S], indices of the rows of each shard. Shards differ in
-    tokens by at most the longest row.
+def assign_rows(rows: Rows, shards: int, sharing: bool = False) -> Array:
+    """Assigns rows to shards: i32[S, R / S], indices of the rows of each shard.
 
-    Assigns the longest rows first, to shards in the order 0, 1, 2, 2, 1, 0, 0, ...
+    Runs of rows are assigned in the order 0, 1, 2, 2, 1, 0, 0, ...: single rows, the longest first,
+    so that shards differ in tokens by at most the longest row; with `sharing` also longer runs in
+    the order of packing, which keep families together. The length of runs is the one whose fullest
+    shard has the fewest tokens to compute.
     """
-    sorted_rows = jnp.argsort(-lengths).astype(jnp.int32).reshape(-1, shards)
-    fro = jnp.arange(len(sorted_rows))[:, None] % 2 == 1
-    return jnp.where(fro, sorted_rows[:, ::-1], sorted_rows).T
+    each = len(rows.length) // shards
+    by_length = jnp.argsort(-rows.length).astype(jnp.int32)
+    if not sharing:
+        return _deal(by_length, 1, shards)
+    runs = [run for run in range(2, each + 1) if each % run == 0]
+    dealt = [_deal(by_length, 1, shards), *(_deal(rows.order(), run, shards) for run in runs)]
+    dealt = jnp.stack(dealt)
+    tokens = jax.vmap(jax.vmap(lambda index: Rows(*(x[index] for x in rows)).tokens()))(dealt)
+    return dealt[jnp.argmin(jnp.max(tokens, axis=1))]
+
+
+def _deal(order: Array, run: int, shards: int) -> Array:
+    rounds = order.reshape(-1, shards, run)
+    fro = jnp.arange(len(rounds))[:, None, None] % 2 == 1
+    return jnp.moveaxis(jnp.where(fro, rounds[:, ::-1], rounds), 1, 0).reshape(shards, -1)
 
 
 def _zeros_like(shapes: Any) -> Any:
@@ -177,13 +332,13 @@ class Ragged:
     """The rows of one row shard, packed into pieces. Used inside `SplitWeights.run`.
 
     Args:
-      tokens: i32[R, W], token ids. lengths: i32[R], tokens of each row, 0 for padding rows.
+      tokens: i32[R, W], token ids. rows: their lengths and prefixes.
     """
 
-    def __init__(self, tokens: Array, lengths: Array, shape: PieceShape):
+    def __init__(self, tokens: Array, rows: Rows, shape: PieceShape):
         self.shape = shape
         self.tokens = tokens
-        self._plan = make_plan(lengths, shape)
+        self._plan = make_plan(rows, shape)
         # All shards loop as often as the fullest one, because they gather split weights together.
         self.count = jax.lax.pmax(self._plan.count, ROWS)
 
@@ -244,8 +399,10 @@ class Ragged:
         return piece_of(self._plan, self.tokens, number, self.shape)
 
     def rows(self, values_M: Array, piece: Piece) -> Array:
-        """Unpacks values [M] of a piece into rows [K, W - 1], without each row's last token."""
-        return rows_of(values_M, piece, self.tokens.shape[1] - 1)
+        """Unpacks values [M] of a piece into rows [K, W - 1], without each row's last token; values
+        of a prefix into all rows that share it. Values after a row's end are undefined.
+        """
+        return values_M[piece.at]
 
     def put(self, out: Array, values: Array, piece: Piece) -> Array:
         """Returns `out` [R, W - 1] with `values` [K, W - 1] written to the rows of the piece."""
@@ -257,12 +414,13 @@ class RowAssignment:
     again.
 
     Args:
-      lengths: i32[R], as for `Ragged`. shards: number of shards, which divides R.
+      rows: as for `Ragged`. shards: number of shards, which divides R. sharing: whether rows may
+        share a prefix.
     """
 
-    def __init__(self, lengths: Array, shards: int):
+    def __init__(self, rows: Rows, shards: int, sharing: bool = False):
         # With one shard, rows keep their order.
-        self._rows = assign_rows(lengths, shards) if shards > 1 else None
+        self._rows = assign_rows(rows, shards, sharing) if shards > 1 else None
 
     def split(self, x: Array) -> Array:
         """Splits rows [R, ...] into those of each shard, [S, R / S, ...]."""

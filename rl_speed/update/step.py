@@ -30,7 +30,7 @@ from rl_speed.policy.transformer import (
     trained_part,
 )
 from rl_speed.sampling import Batch
-from rl_speed.update.ragged import Piece, PieceShape, Ragged, RowAssignment
+from rl_speed.update.ragged import Piece, PieceShape, Ragged, RowAssignment, Rows
 from rl_speed.update.state import TrainState, state_shardings
 
 Array = jax.Array
@@ -50,6 +50,8 @@ class UpdateConfig:
         log-prob of the current policy. False: a NaN makes the update non-finite.
       temperature: of the trainer's log-probs. max_new: most tokens of a response.
       head_chunk: tokens whose logits are held at once; None: chosen by `token_logprobs`.
+      sharing: above 1: the prefix that a group's rows have in common is computed once in a piece.
+        For kernels that take whole rows a piece has room for `sharing` times its tokens.
     """
 
     groups: int
@@ -60,12 +62,22 @@ class UpdateConfig:
     temperature: float = 1.0
     max_new: int = 0
     head_chunk: int | None = None
+    sharing: float = 1.0
 
     def pieces(self, tokens: Array, mesh: Mesh, model: ModelConfig) -> PieceShape:
         """Returns the piece shape for `tokens` i32[R, W] split over the shards of a mesh."""
         rows, width = tokens.shape
         kernel = attention_kernel(model)
-        return PieceShape.of(rows // row_shards(mesh), width, self.micro_tokens, kernel)
+        return PieceShape.of(
+            rows // row_shards(mesh), width, self.micro_tokens, kernel, self.sharing
+        )
+
+    def rows(self, tokens: Array, mask: Array, group_ids: Array) -> Rows:
+        """Returns the lengths and prefixes of the rows of a batch; arguments are as in `Batch`."""
+        lengths = row_lengths(mask)
+        if self.sharing <= 1:
+            return Rows.alone(lengths)
+        return Rows.grouped(tokens, lengths, group_ids, self.groups)
 
 
 def row_lengths(mask: Array) -> Array:
@@ -104,6 +116,7 @@ def stream_logprobs(
             windows=shape.windows,
             config=model,
             layer_window=window,
+            prefix=piece.prefix,
         )
 
     hidden = hidden_states(
@@ -123,21 +136,21 @@ def stream_logprobs(
 
 
 def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
-    """Returns a jitted function (params, tokens i32[R, W], mask bool[R, W - 1]) -> log-probs
-    f32[R, W - 1], computed by pieces on the mesh.
+    """Returns a jitted function (params, tokens i32[R, W], mask bool[R, W - 1], group_ids i32[R])
+    -> log-probs f32[R, W - 1], computed by pieces on the mesh.
 
     It computes recomputed old log-probs and those of the reference policy. Values after the last
     token of a row in the mask are 0.
     """
     weights = SplitWeights(model, mesh)
 
-    def score(params, tokens, mask):
-        lengths = row_lengths(mask)
+    def score(params, tokens, mask, group_ids):
+        table = config.rows(tokens, mask, group_ids)
         shape = config.pieces(tokens, mesh, model)
-        assignment = RowAssignment(lengths, row_shards(mesh))
+        assignment = RowAssignment(table, row_shards(mesh), shape.sharing)
 
-        def shard(params, tokens, lengths):
-            ragged = Ragged(tokens, lengths, shape)
+        def shard(params, tokens, table):
+            ragged = Ragged(tokens, table, shape)
 
             def one(number, out):
                 piece = ragged.piece(number)
@@ -155,12 +168,12 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
             out = jnp.zeros((len(tokens), tokens.shape[1] - 1), jnp.float32)
             return ragged.loop(one, out)[None]
 
-        split = jax.tree.map(assignment.split, (tokens, lengths))
+        split = jax.tree.map(assignment.split, (tokens, table))
         out = assignment.join(weights.run(shard, PartitionSpec(ROWS), params, *split))
-        return jnp.where(jnp.arange(out.shape[1]) < lengths[:, None] - 1, out, 0.0)
+        return jnp.where(jnp.arange(out.shape[1]) < table.length[:, None] - 1, out, 0.0)
 
     rows = batch_sharding(mesh)
-    return jax.jit(score, in_shardings=(param_shardings, rows, rows), out_shardings=rows)
+    return jax.jit(score, in_shardings=(param_shardings, rows, rows, rows), out_shardings=rows)
 
 
 def batch_advantages(config: UpdateConfig, batch: Batch) -> Array:
@@ -203,8 +216,9 @@ def gradients(
     """Computes (gradient f32 of the trainable weights, metrics) of the loss over the whole batch,
     summed over pieces and shards. See `policy.transformer.trainable`.
 
-    Metrics are those of `policy_loss`, "sum/computed" (capacity in tokens of all pieces in use) and
-    "sum/held" (tokens of rows with trained tokens, including their prompts).
+    Metrics are those of `policy_loss`, "sum/computed" (capacity in tokens of all pieces in use),
+    "sum/held" (tokens of rows with trained tokens, including their prompts) and "sum/once" (of
+    these, a group's common prefix counted once; equal to "sum/held" without `config.sharing`).
 
     Raises ValueError: `config.whole_responses` is set, but `batch.lengths` is None.
     """
@@ -235,7 +249,7 @@ def gradients(
         entropy_coef=o.entropy_coef,
     )
     shape = config.pieces(batch.tokens, mesh, model)
-    lengths = row_lengths(batch.mask)
+    rows = config.rows(batch.tokens, batch.mask, batch.group_ids)
     table = {
         "mask": batch.mask,
         "behaviour": batch.behaviour_logprobs,
@@ -246,8 +260,8 @@ def gradients(
     }
     table = {name: x for name, x in table.items() if x is not None}
 
-    def shard(params, tokens, lengths, table):
-        ragged = Ragged(tokens, lengths, shape)
+    def shard(params, tokens, rows, table):
+        ragged = Ragged(tokens, rows, shape)
 
         def loss(params, number):
             piece = ragged.piece(number)
@@ -281,13 +295,14 @@ def gradients(
                 )
 
         metrics, grads = ragged.gradients(loss, params, model, objectives.merge_metrics)
-        held = jnp.sum(lengths).astype(jnp.float32)
-        metrics = {**metrics, "sum/computed": ragged.computed, "sum/held": held}
+        metrics = {**metrics, "sum/computed": ragged.computed}
         return weights.add_up(grads), objectives.reduce_metrics(metrics, ROWS)
 
-    assignment = RowAssignment(lengths, row_shards(mesh))
-    split = jax.tree.map(assignment.split, (batch.tokens, lengths, table))
-    return weights.run(shard, (weights.trainable_specs, PartitionSpec()), params, *split)
+    assignment = RowAssignment(rows, row_shards(mesh), shape.sharing)
+    split = jax.tree.map(assignment.split, (batch.tokens, rows, table))
+    grads, metrics = weights.run(shard, (weights.trainable_specs, PartitionSpec()), params, *split)
+    held, once = (x.astype(jnp.float32) for x in (jnp.sum(rows.length), rows.tokens()))
+    return grads, {**metrics, "sum/held": held, "sum/once": once}
 
 
 def metrics_to_log(
@@ -295,14 +310,16 @@ def metrics_to_log(
 ) -> dict[str, Array]:
     """Returns the metrics to log: those of `gradients`; the gradient norm before clipping;
     `skipped` (1 if the loss or the gradient was not finite); `empty_minibatches` (1 if there was no
-    trained token); and `padding` (computed / held tokens).
+    trained token); `padding` (computed tokens / tokens, a group's common prefix counted once); and
+    `shared` (tokens of rows / the same).
     """
-    sums = {
-        name: value for name, value in metrics.items() if name not in ("sum/computed", "sum/held")
-    }
+    counts = ("sum/computed", "sum/held", "sum/once")
+    computed, held, once = (metrics[name] for name in counts)
+    sums = {name: value for name, value in metrics.items() if name not in counts}
     return {
         **objectives.summarise_metrics(sums),
-        "padding": metrics["sum/computed"] / jnp.maximum(metrics["sum/held"], 1.0),
+        "padding": computed / jnp.maximum(once, 1.0),
+        "shared": held / jnp.maximum(once, 1.0),
         "grad_norm": norm,
         "skipped": 1.0 - finite.astype(jnp.float32),
         "empty_minibatches": 1.0 - jnp.any(mask).astype(jnp.float32),

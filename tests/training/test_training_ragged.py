@@ -17,7 +17,7 @@ from rl_speed.policy import ModelConfig, init, sequence_logprobs
 from rl_speed.policy.packed import banded_attention, make_windows, stream_attention
 from rl_speed.policy.transformer import dense_attention
 from rl_speed.sampling import Batch
-from rl_speed.update.ragged import PieceShape, RowAssignment, assign_rows, make_plan, piece_of
+from rl_speed.update.ragged import PieceShape, RowAssignment, Rows, assign_rows, make_plan, piece_of
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import UpdateConfig, gradients, make_update, row_lengths
 
@@ -43,37 +43,82 @@ def test_windows_rise_to_the_longest_row_and_their_blocks_divide_the_last(longes
     assert all(windows[-1].block % w.block == 0 == w.size % w.block for w in windows)
 
 
+def rows_of(lengths, seed, most):
+    """Rows of `lengths` in families of one to six, which share up to `most` tokens."""
+    rng = np.random.default_rng(seed)
+    family = np.sort(rng.integers(0, len(lengths) // 3, len(lengths)))
+    shared = rng.integers(0, most + 1, len(lengths))[family] * (lengths > 0)
+    least = [lengths[(family == f) & (lengths > 0)].min(initial=10**6) for f in family]
+    return Rows(*(x.astype(np.int32) for x in (lengths, np.minimum(shared, least) // 2, family)))
+
+
+@pytest.mark.parametrize("sharing", [1.0, 2.0])
+@pytest.mark.parametrize("kernel", ["xla", "cudnn"])
 @pytest.mark.parametrize(
     "rows, width, micro", [(40, 30, 64), (40, 30, 0), (7, 200, 250), (64, 9, 9)]
 )
-def test_every_row_is_in_one_piece_whole(rows, width, micro):
-    shape = PieceShape.of(rows, width, micro)
+def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing):
+    """Its own tokens once, those of its prefix once for all of its family in the piece."""
+    shape = PieceShape.of(rows, width, micro, kernel, sharing)
     lengths = lengths_of(rows, rows, width)
+    table = rows_of(lengths, rows, width if sharing > 1 else 0)
+    assert shape.sharing == (sharing > 1)
     tokens = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-    plan = jax.jit(make_plan, static_argnums=1)(lengths, shape)
+    for row, shared in enumerate(table.shared):
+        tokens[row, :shared] = -1 - table.family[row] * width - np.arange(shared)
+    plan = jax.jit(make_plan, static_argnums=1)(table, shape)
     pieces = jax.jit(piece_of, static_argnums=3)
     seen = {}
-    total = 0
     for number in range(int(plan.count)):
-        piece = pieces(plan, tokens, number, shape)
-        longest = 0
+        piece = jax.device_get(pieces(plan, tokens, number, shape))
+        own, prefixes, total = [], {}, 0
         for place in np.flatnonzero(piece.used):
             row = int(piece.row[place])
-            mine = np.asarray(piece.segment) == place
-            assert row not in seen and mine.sum() == lengths[row]
-            np.testing.assert_array_equal(
-                np.asarray(piece.tokens)[mine], tokens[row, : lengths[row]]
-            )
-            np.testing.assert_array_equal(np.asarray(piece.position)[mine], np.arange(lengths[row]))
-            assert np.flatnonzero(mine)[0] == piece.offset[place]
+            length, shared = lengths[row], table.shared[row]
+            assert row not in seen and piece.length[place] == length
+            at = piece.at[place, : length - 1]
+            np.testing.assert_array_equal(piece.tokens[at], tokens[row, : length - 1])
+            np.testing.assert_array_equal(piece.position[at], np.arange(length - 1))
+            mine = np.flatnonzero(piece.segment == place)
+            np.testing.assert_array_equal(piece.tokens[mine], tokens[row, shared:length])
+            np.testing.assert_array_equal(np.diff(mine), 1)
+            if shared:
+                assert prefixes.setdefault(table.family[row], at[0]) == at[0] < mine[0]
+                np.testing.assert_array_equal(piece.prefix.start[mine], at[0])
+                assert len({*piece.prefix.segment[mine], *piece.segment[at[:shared]]}) == 1
+            elif piece.prefix is not None:
+                np.testing.assert_array_equal(piece.prefix.segment[mine], place)
+            if piece.prefix is not None and kernel != "xla":
+                copied = np.flatnonzero(piece.prefix.spread_segment == place)
+                read = piece.prefix.spread[copied]
+                np.testing.assert_array_equal(piece.tokens[read], tokens[row, :length])
+                np.testing.assert_array_equal(piece.prefix.spread[piece.prefix.back[read]], read)
             seen[row] = number
-            longest = max(longest, lengths[row])
-        windows = [window.size for window in shape.windows]
-        assert windows[int(piece.which)] >= longest
-        assert int(piece.which) == 0 or windows[int(piece.which) - 1] < longest
-        total += int((np.asarray(piece.segment) >= 0).sum())
-    assert set(seen) == set(np.flatnonzero(lengths)) and total == lengths.sum()
+            own.append(length - shared)
+            total += length - shared
+        total += sum(table.shared[table.family == f].max() for f in prefixes)
+        assert (piece.segment >= 0).sum() == total
+        window = shape.windows[int(piece.which)]
+        longest = max(table.shared[table.family == f].max() for f in prefixes) if prefixes else 0
+        assert window.size >= max(own) and (sharing == 1 or window.prefix >= longest)
+    assert set(seen) == set(np.flatnonzero(lengths))
     assert not pieces(plan, tokens, int(plan.count), shape).used.any()
+
+
+def test_a_group_shares_what_all_of_its_rows_begin_with():
+    tokens = np.array([[5, 6, 7, 1], [5, 6, 7, 2], [5, 6, 8, 1], [5, 6, 7, 9], [1, 1, 1, 1]])
+    lengths = np.array([4, 3, 0, 4, 3], np.int32)
+    ids = np.array([0, 0, 0, 0, -1], np.int32)
+    rows = Rows.grouped(tokens, lengths, ids, 2)
+    # All three tokens of the second row, but for the last, at which they part; the third has no
+    # token to train on.
+    assert rows.shared.tolist() == [2, 2, 0, 2, 0]
+    assert (
+        rows.family[0] == rows.family[1] == rows.family[3] and len(set(rows.family.tolist())) == 3
+    )
+    assert rows.tokens() == 2 + (2 + 1 + 2) + 3
+    # A group of one shares nothing.
+    assert not Rows.grouped(tokens[:1], lengths[:1], ids[:1], 2).shared.any()
 
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
@@ -86,7 +131,7 @@ def test_rows_are_dealt_so_that_shards_have_as_many_tokens(shards, kind):
         lengths = np.where(np.arange(64) == 5, 200, 3)
     if kind == "none":
         lengths = np.zeros(64, np.int32)
-    dealt = np.asarray(assign_rows(jnp.asarray(lengths, jnp.int32), shards))
+    dealt = np.asarray(assign_rows(Rows.alone(jnp.asarray(lengths, jnp.int32)), shards))
     assert sorted(dealt.reshape(-1)) == list(range(64)) and dealt.shape == (shards, 64 // shards)
     sums = lengths[dealt].sum(1)
     assert sums.max() - sums.min() <= lengths.max()
@@ -94,15 +139,30 @@ def test_rows_are_dealt_so_that_shards_have_as_many_tokens(shards, kind):
         assert lengths.reshape(shards, -1).sum(1).max() > 1.5 * sums.max()
 
 
+def test_families_stay_together_where_that_is_less_work():
+    family = np.repeat(np.arange(8, dtype=np.int32), 8)
+    order = np.random.default_rng(0).permutation(64)
+
+    def fullest(shared):
+        rows = Rows(*(jnp.asarray(x[order], jnp.int32) for x in (np.full(64, 100), shared, family)))
+        dealt = assign_rows(rows, 4, sharing=True)
+        assert sorted(np.asarray(dealt).reshape(-1)) == list(range(64))
+        return max(int(Rows(*(x[mine] for x in rows)).tokens()) for mine in dealt)
+
+    # Two whole families on each of four shards: 2 prefixes of 90, 16 rows of 10 more.
+    assert fullest(np.full(64, 90)) == 2 * 90 + 16 * 10
+    assert fullest(np.zeros(64)) == 1600
+
+
 def test_what_is_dealt_comes_back():
     lengths = jnp.asarray(lengths_of(3, 16, 30))
     tokens = jnp.arange(16 * 30, dtype=jnp.int32).reshape(16, 30)
 
-    dealt = RowAssignment(lengths, 4)
+    dealt = RowAssignment(Rows.alone(lengths), 4)
     split = dealt.split(tokens)
     joined = dealt.join(split)
     np.testing.assert_array_equal(joined, tokens)
-    np.testing.assert_array_equal(split, tokens[assign_rows(lengths, 4)])
+    np.testing.assert_array_equal(split, tokens[assign_rows(Rows.alone(lengths), 4)])
 
 
 @pytest.mark.parametrize("which", [0, 1, 2, 6])
@@ -176,6 +236,68 @@ def test_cudnn_gets_the_sequences_of_a_piece(lengths, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
+@pytest.mark.parametrize("layer_window", [None, 5])
+@pytest.mark.parametrize("kernel", ["xla", "cudnn", "splash"])
+def test_prefixes_that_are_held_once_are_seen_by_all(kernel, layer_window, monkeypatch):
+    """Prefixes longer and shorter than what follows them, and longer than a block; the reference
+    has a mask of its own.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    monkeypatch.setattr(fused_attention_stablehlo, "dot_product_attention", documented_cudnn)
+    model = {
+        "xla": MODEL,
+        "cudnn": dataclasses.replace(MODEL, platform="gpu", dtype="bfloat16", head_dim=8),
+        "splash": dataclasses.replace(
+            MODEL, platform="tpu", dtype="bfloat16", head_dim=64, heads=2, interpret=True
+        ),
+    }[kernel]
+    if kernel == "cudnn" and layer_window is not None:
+        pytest.skip("a layer with a window reads bands on a GPU, whose cuDNN is not here")
+    lengths = np.array([200, 190, 30, 12, 12, 9, 60, 58, 57, 56, 7], np.int32)
+    shared = np.array([150, 150, 0, 11, 11, 0, 10, 10, 10, 10, 0], np.int32)
+    family = np.array([0, 0, 2, 3, 3, 5, 6, 6, 6, 6, 10], np.int32)
+    shape = PieceShape.of(11, 200, 640, kernel, 2.0)
+    table = Rows(*map(jnp.asarray, (lengths, shared, family)))
+    plan = make_plan(table, shape)
+    assert plan.count == 1
+    piece = piece_of(plan, jnp.zeros((11, 200), jnp.int32), jnp.int32(0), shape)
+    held = piece.segment >= 0
+    mine, other = piece.segment[:, None], piece.segment[None]
+    seen = (other == mine) | (other == piece.prefix.segment[:, None])
+    seen &= held[:, None] & (piece.position[None] <= piece.position[:, None])
+    if layer_window is not None:
+        seen &= piece.position[None] > piece.position[:, None] - layer_window
+    rng = np.random.default_rng(0)
+    heads = (model.heads, model.kv_heads, model.kv_heads)
+    q, k, v = (
+        jnp.asarray(rng.normal(size=(1, shape.tokens, n, model.head_dim)), jnp.float32)
+        for n in heads
+    )
+
+    def summed(attend):
+        def loss(qkv):
+            return jnp.sum(jnp.where(held[:, None, None], jnp.sin(attend(*qkv)[0]), 0))
+
+        function = jax.value_and_grad(loss)
+        return (function if kernel == "cudnn" else jax.jit(function))((q, k, v))
+
+    got = summed(
+        lambda *qkv: stream_attention(
+            *qkv,
+            piece.segment[None],
+            lengths=piece.length[None],
+            which=piece.which,
+            windows=shape.windows,
+            config=model,
+            layer_window=layer_window,
+            prefix=piece.prefix,
+        )
+    )
+    want = summed(lambda *qkv: jax.nn.dot_product_attention(*qkv, mask=seen[None, None]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5), got, want)
+
+
 def test_without_that_kernel_attention_is_banded_and_says_so(monkeypatch, caplog):
     from jax._src.cudnn import fused_attention_stablehlo
 
@@ -211,6 +333,21 @@ def ragged_batch(rows=24, width=90, seed=0):
     return jax.tree.map(jnp.asarray, batch), jnp.asarray(rng.normal(size=rows), jnp.float32)
 
 
+def grouped_batch(replayed=0, **kwargs):
+    """Groups of six whose rows begin alike; of that, the last `replayed` tokens are trained on."""
+    batch, advantages = ragged_batch(**kwargs)
+    rng = np.random.default_rng(1)
+    tokens, mask = (np.array(x) for x in (batch.tokens, batch.mask))
+    for first in range(0, len(tokens), 6):
+        shared = int(rng.integers(replayed + 1, 40))
+        tokens[first : first + 6, :shared] = tokens[first, :shared]
+        mask[first : first + 6, : shared - 1 - replayed] = False
+    ids = np.where(mask.any(1), np.arange(len(mask)) // 6, -1)
+    return batch.replace(
+        tokens=jnp.asarray(tokens), mask=jnp.asarray(mask), group_ids=jnp.asarray(ids, jnp.int32)
+    ), advantages
+
+
 @pytest.fixture(scope="module")
 def params():
     return jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0))
@@ -221,15 +358,19 @@ FORMS = [(loss, "token_mean") for loss in objectives.LOSSES]
 FORMS += [("ppo", aggregation) for aggregation in AGGREGATIONS if aggregation != "token_mean"]
 
 
-@pytest.mark.parametrize("loss, aggregation", FORMS)
-def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
-    """Several windows, several pieces, rows without a token to train on."""
-    batch, advantages = ragged_batch(width=140)
+@pytest.mark.parametrize(
+    "loss, aggregation, sharing", [*((*form, 2.0) for form in FORMS), (*FORMS[0], 1.0)]
+)
+def test_gradients_are_those_of_padded_rows(params, loss, aggregation, sharing):
+    """Several windows, several pieces, rows without a token to train on, prefixes that are computed
+    once and counted for each row.
+    """
+    batch, advantages = grouped_batch(width=140, replayed=4)
     objective = Objective(
         loss=objectives.LOSSES[loss](), aggregation=aggregation, aggregation_constant=7.0
     )
-    config = UpdateConfig(groups=4, micro_tokens=200, objective=objective)
-    assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) == 3
+    config = UpdateConfig(groups=4, micro_tokens=200, objective=objective, sharing=sharing)
+    assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) >= 3
     got, metrics = jax.jit(
         lambda p: gradients(p, batch, advantages, None, None, MODEL, config, make_mesh())
     )(params)
@@ -255,7 +396,9 @@ def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
     assert apart <= 1e-5 * size
     for name, value in want_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6)
-    assert metrics["sum/held"] == row_lengths(batch.mask).sum() < metrics["sum/computed"]
+    assert metrics["sum/held"] == row_lengths(batch.mask).sum()
+    assert metrics["sum/once"] < metrics["sum/computed"]
+    assert (metrics["sum/once"] < metrics["sum/held"]) == (sharing > 1)
 
 
 @pytest.mark.parametrize("axes", [dict(data=2), dict(fsdp=2, tensor=2)], ids=str)
@@ -267,13 +410,13 @@ def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
     ],
 )
 def test_updates_on_a_mesh_are_those_of_one_device(params, loss, aggregation, axes):
-    batch, advantages = ragged_batch(width=200)
+    batch, advantages = grouped_batch(width=200)
     objective = Objective(
         loss=objectives.LOSSES[loss](), aggregation=aggregation, aggregation_constant=7.0
     )
     optimizer = optax.sgd(1.0)
-    config = UpdateConfig(groups=4, micro_tokens=300, objective=objective)
-    assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) == 3
+    config = UpdateConfig(groups=4, micro_tokens=300, objective=objective, sharing=2.0)
+    assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) >= 3
 
     def moved(mesh):
         state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))

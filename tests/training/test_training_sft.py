@@ -22,7 +22,7 @@ from rl_speed.sft import train as sft
 from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
 from rl_speed.sft.data import Example, Layout
 from rl_speed.sft.train import Parts, Pieces, SFTTrainer
-from rl_speed.update.ragged import Ragged
+from rl_speed.update.ragged import Ragged, Rows
 from rl_speed.update.step import row_lengths, stream_logprobs
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -118,7 +118,7 @@ def test_an_example_does_not_see_its_neighbours(params):
         shape = pieces.shape(*tokens.shape)
 
         def shard(params, tokens, lengths):
-            ragged = Ragged(tokens, lengths, shape)
+            ragged = Ragged(tokens, Rows.alone(lengths), shape)
             piece = ragged.piece(0)
             stream, _ = stream_logprobs(params, piece, shape, MODEL)
             return jax.tree.map(

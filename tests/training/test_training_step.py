@@ -186,7 +186,7 @@ def test_scores_are_the_tempered_log_probs_of_each_row(params):
     mesh = make_mesh()
     shardings = state_shardings(MODEL, optax.sgd(1.0), mesh).params
     got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_tokens=32))(
-        params, batch.tokens, batch.mask
+        params, batch.tokens, batch.mask, batch.group_ids
     )
     logprobs = jax.nn.log_softmax(
         jax.jit(lambda p, t: forward(p, t, MODEL))(params, batch.tokens)[:, :-1] / 0.8

@@ -197,7 +197,7 @@ def priced(
             prefill[i] += read
             decode[i] += drawn
             verify[i] += call.samples * prices.judge
-        pieces = pieces_of(config, step.rows, step.owner, prices.shape)
+        pieces = pieces_of(config, step.rows, step.owner, step.shared, prices.shape)
         passes = scores_batch(config) + (config.objective.kl_coef > 0)
         each = prices.piece + passes * prices.score
         update[i] = len(pieces) * prices.optimizer + sum(pieces) * each

@@ -316,8 +316,10 @@ def _measure_update(config, policy, mesh, stream, row) -> dict[str, Any]:
             jax.block_until_ready(metrics)
 
         times.append(_median(update))
-        rows = np.array([len(p.tokens) + k for p, k in zip(some, lengths)])[rollouts.owner]
-        counts.append(sum(pieces_of(config, rows, rollouts.owner, shape)))
+        prompts = np.array([len(p.tokens) for p in some])
+        rows = (prompts + lengths)[rollouts.owner]
+        shared = prompts[rollouts.owner] - 1
+        counts.append(sum(pieces_of(config, rows, rollouts.owner, shared, shape)))
     piece = max(0.0, times[1] - times[0]) / max(1, counts[1] - counts[0])
     return {
         "piece": piece,
@@ -329,11 +331,11 @@ def _measure_update(config, policy, mesh, stream, row) -> dict[str, Any]:
 
 
 def _answers(prompt: Prompt, count: int, tokens: int, room: int) -> Rollouts:
-    """A group of so many tokens each, half of it right."""
+    """A group of so many tokens each, half of it right, which part at the first."""
     blank = np.zeros((count, room))
     return Rollouts.group(
         prompt,
-        tokens=blank,
+        tokens=blank + (np.arange(count) % 2)[:, None],
         lengths=np.full(count, tokens),
         logprobs=blank - np.log(2) * (np.arange(room) < tokens),
         rewards=np.arange(count) % 2,

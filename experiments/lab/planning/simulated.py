@@ -28,7 +28,7 @@ from rl_speed.sampling import Samples, halved
 from rl_speed.training import build
 from rl_speed.training.split_step import split_minibatches
 from rl_speed.training.stream import make_stream
-from rl_speed.update.ragged import PieceShape, assign_rows, make_plan
+from rl_speed.update.ragged import PieceShape, Rows, assign_rows, make_plan
 
 # Samples of a context that attention reads it for together.
 TOGETHER = DecodeAttention().samples
@@ -105,7 +105,8 @@ class Step:
     Attributes:
       calls: of generation. host: seconds that the driver itself took, on this machine. screened,
         accepted, groups, informative: prompts. rows: i64[R], tokens of each row that is trained on.
-        owner: i64[R], which group it is of.
+        owner: i64[R], which group it is of. shared: i64[R], its first tokens that all of the group
+        have.
     """
 
     calls: list[Call]
@@ -116,6 +117,7 @@ class Step:
     informative: int
     rows: np.ndarray
     owner: np.ndarray
+    shared: np.ndarray
 
 
 def serve(
@@ -282,9 +284,17 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
                 informative,
                 outcomes.prompt_length + rollouts.lengths.astype(np.int64),
                 rollouts.owner.astype(np.int64),
+                outcomes.prompt_length - 1 + _replayed(rollouts),
             )
         )
     return found
+
+
+def _replayed(rollouts: Rollouts) -> np.ndarray:
+    """Replayed tokens that all samples of a group have, i64[R]."""
+    least = np.full(len(rollouts.prompts), np.iinfo(np.int64).max)
+    np.minimum.at(least, rollouts.owner, rollouts.prefix)
+    return least[rollouts.owner]
 
 
 def check(config: Config) -> None:
@@ -331,9 +341,11 @@ def evaluation(config: Config, outcomes: Outcomes, held_out: Mapping[str, int]) 
     return generator.calls
 
 
-def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceShape) -> list[int]:
+def pieces_of(
+    config: Config, rows: np.ndarray, owner: np.ndarray, shared: np.ndarray, shape: PieceShape
+) -> list[int]:
     """Pieces of the fullest shard in each optimizer step of an RL step on rows of `rows` i[R]
-    tokens, of the groups `owner` i[R].
+    tokens, of the groups `owner` i[R], of which the first `shared` i[R] are common to the group.
 
     Rows are assigned to shards and packed as the update does it.
     """
@@ -342,19 +354,22 @@ def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceS
     room = -(-config.driver.groups * config.group_size // parts // shards) * shards
     found = []
     for mine in split_minibatches(owner, parts):
-        lengths = np.zeros(room, np.int32)
-        lengths[: len(mine)] = rows[mine]
-        found.append(int(_fullest(lengths, shape, shards)))
+        first = np.searchsorted(owner[mine], owner[mine]) if shape.sharing else np.arange(len(mine))
+        columns = rows[mine], shared[mine] * shape.sharing, first
+        padding = (0, room - len(mine))
+        length, shared_, family = (np.pad(x.astype(np.int32), padding) for x in columns)
+        family[len(mine) :] = np.arange(len(mine), room)
+        found.append(int(_fullest(Rows(length, shared_, family), shape, shards)))
     return found
 
 
-def _fullest(lengths: np.ndarray, shape: PieceShape, shards: int) -> int:
+def _fullest(rows: Rows, shape: PieceShape, shards: int) -> int:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        assigned = lengths[np.asarray(assign_rows(lengths, shards))]
-        return max(int(_count(row, shape)) for row in assigned)
+        assigned = np.asarray(assign_rows(rows, shards, shape.sharing))
+        return max(int(_count(Rows(*(x[mine] for x in rows)), shape)) for mine in assigned)
 
 
-_count = jax.jit(lambda lengths, shape: make_plan(lengths, shape).count, static_argnums=1)
+_count = jax.jit(lambda rows, shape: make_plan(rows, shape).count, static_argnums=1)
 
 
 def _fill(prefixes: PrefixSource, prompts: Sequence[Prompt], outcomes: Outcomes) -> None:

@@ -190,8 +190,12 @@ def test_pieces_are_the_fullest_shards_and_each_optimizer_steps():
     # two do not fit.
     rows = np.full(16, 20)
     owner = np.repeat([0, 1], 8)
-    assert pieces_of(config, rows, owner, shape) == [4, 4]
-    assert pieces_of(config, np.full(16, 16), owner, shape) == [2, 2]
+    alone = np.zeros(16, int)
+    assert pieces_of(config, rows, owner, alone, shape) == [4, 4]
+    assert pieces_of(config, np.full(16, 16), owner, alone, shape) == [2, 2]
+    # A group of eight on each shard: 12 tokens once and eight rows of 8 more are 76.
+    shape = PieceShape.of(4, 32, 32, sharing=2.0)
+    assert pieces_of(config, rows, owner, alone + 12, shape) == [3, 3]
 
 
 def test_an_evaluation_asks_every_prompt_as_often_as_configured():
