@@ -563,6 +563,21 @@ def _check_depth(c: "Config") -> None:
             f"the 1 + {d.depth} generation calls in flight with config.driver.depth={d.depth}: "
             "each returns about one training batch"
         )
+    _require(c, [("driver.in_flight", d.in_flight >= 0, "0 (off) or more")])
+    if d.in_flight:
+        least = max(c.sampler.slots, rule.max_samples)
+        if d.in_flight < least:
+            raise ValueError(
+                f"config.driver.in_flight ({d.in_flight}) must be 0, or at least {least}: "
+                "config.sampler.slots, and the samples of a prompt"
+            )
+        needed = {"driver.where": "host", "driver.depth": 0, "driver.accept": "launch"}
+        for name, value in needed.items():
+            if c.get(name) != value:
+                raise ValueError(
+                    f"config.driver.in_flight={d.in_flight} needs config.{name}={value!r}, got "
+                    f"{c.get(name)!r}: samples go on from one call to the next"
+                )
     if 0 <= d.max_age < d.depth:
         raise ValueError(
             f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth "

@@ -10,7 +10,7 @@ import numpy as np
 from rl_speed.data.prompts import Prompt
 
 # Field of a sample -> dtype, in saved order. Token fields are ragged: `lengths` entries in a row.
-TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32}
+TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32, "token_versions": np.int32}
 SAMPLE_FIELDS = {
     "lengths": np.int32,
     "rewards": np.float32,
@@ -23,6 +23,7 @@ SAMPLE_FIELDS = {
     "prefix": np.int32,
     "nonfinite": np.bool_,
     "end_steps": np.int32,
+    "unfinished": np.bool_,
 }
 
 
@@ -47,7 +48,10 @@ class Rollouts:
       end_steps: i32[R], iteration of the decode loop at which the sample ended; 0: not recorded.
       rewards: f32[R]; NaN: not scored.
       correct: bool[R], the verifier's verdict before reward shaping; default: rewards > 0.5.
-      versions: i32[R], policy version when the sample was drawn: the number of updates before.
+      versions: i32[R], policy version when the sample was begun: the number of updates before.
+      token_versions: i32[R, T], policy version that drew each token; default: `versions`. Zero
+        beyond the length.
+      unfinished: bool[R], whether the call ended before the sample did; a later call goes on.
       phases: i32[R], phase that requested the sample: SCREENING or ACCEPTED.
       estimates: f32[R], estimate of the prompt's pass rate before the visit; NaN (default): none.
 
@@ -71,11 +75,17 @@ class Rollouts:
     versions: np.ndarray | None = None
     phases: np.ndarray | None = None
     estimates: np.ndarray | None = None
+    token_versions: np.ndarray | None = None
+    unfinished: np.ndarray | None = None
 
     def __post_init__(self):
         self.prompts, count = tuple(self.prompts), len(self.lengths)
         if self.correct is None and self.rewards is not None:
             self.correct = np.asarray(self.rewards) > 0.5
+        if self.token_versions is None:
+            versions = np.zeros(count) if self.versions is None else np.asarray(self.versions)
+            held = _valid(np.shape(self.tokens)[-1], np.asarray(self.lengths))
+            self.token_versions = np.where(held, versions[:, None], 0)
         for name, dtype in {"owner": np.int32, **TOKEN_FIELDS, **SAMPLE_FIELDS}.items():
             value = getattr(self, name)
             if value is None:

@@ -3,17 +3,18 @@
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.rollouts import Rollouts, pack, unpack
+from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS, Rollouts, pack, unpack
+from rl_speed.replay.cuts import Replay
 from rl_speed.replay.responses import CachedResponse, pack_responses, unpack_responses
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.rollout.generate import CallStopped, GenerationStats, PendingRollouts
+from rl_speed.rollout.generate import CallStopped, GenerationStats, PendingRollouts, SampleRequest
 from rl_speed.sampling import SCREENING, Rule, two_phase
 
 # Decay of the sums in `ExpectedLengths` per call, because lengths change as a policy learns.
@@ -25,42 +26,98 @@ class ActivePrompt:
     """A prompt in flight.
 
     Attributes:
-      group: its samples so far. phase, round, budget: the rule's state for it. want: number of
-        samples that it should have.
+      group: its scored samples so far. begun: its samples that the last call left unfinished.
+      phase, round, budget: the rule's state for it. want: number of samples that it should have.
+      judged: whether the rule has decided on its samples before.
     """
 
     prompt: Prompt
     group: Rollouts | None = None
+    begun: Rollouts | None = None
     phase: int = SCREENING
     round: int = 0
     budget: int = 0
     want: int = 0
+    judged: bool = False
     estimate: float = float("nan")  # of the pass rate, before the visit
     finished: int = 0  # decode step of the latest call at which its last sample ended
     # Response whose prefix its samples replay; fixed when the visit starts.
     cached: CachedResponse | None = None
 
     @property
+    def samples(self) -> Rollouts | None:
+        """All samples so far, scored and unfinished ones."""
+        parts = [part for part in (self.group, self.begun) if part is not None]
+        return Rollouts.concat(parts) if len(parts) > 1 else next(iter(parts), None)
+
+    @property
     def launched(self) -> int:
         """Number of samples so far."""
-        return 0 if self.group is None else len(self.group)
+        return sum(len(part) for part in (self.group, self.begun) if part is not None)
+
+    @property
+    def missing(self) -> int:
+        """Number of samples that have not ended."""
+        return self.want - (0 if self.group is None else len(self.group))
+
+    @property
+    def oldest_version(self) -> float:
+        """The smallest policy version among its tokens; infinite without tokens."""
+        parts = [self.group, self.begun]
+        drawn = [part.versions[part.lengths > part.prefix] for part in parts if part is not None]
+        return min((float(x.min()) for x in drawn if len(x)), default=float("inf"))
+
+    def requests(self, replay: Callable[[int, int], Replay | None], expected: float):
+        """Returns (a request for each begun sample that has tokens, requests for the others).
+
+        Args:
+          replay: replayed prefixes of `count` samples from `first` on.
+        """
+        begun = []
+        index = np.arange(self.launched, self.want)
+        for row in range(0 if self.begun is None else len(self.begun)):
+            one = self.begun.take(np.array([row]))
+            first = int(one.sample_index[0])
+            if one.sampled_tokens:
+                begun.append(SampleRequest(self.prompt, first, 1, replay(first, 1), begun=one))
+            else:
+                index = np.append(index, first)
+        index.sort()
+        runs = np.split(index, np.flatnonzero(np.diff(index) > 1) + 1)
+        return begun, [
+            SampleRequest(self.prompt, int(r[0]), len(r), replay(int(r[0]), len(r)), expected)
+            for r in runs
+            if len(r)
+        ]
+
+    def add(self, drawn: Rollouts) -> None:
+        """Adds scored samples of a call; unfinished ones replace those that were begun."""
+        waits = drawn.unfinished
+        ended = drawn if not waits.any() else drawn.take(np.flatnonzero(~waits))
+        self.begun = drawn.take(np.flatnonzero(waits)) if waits.any() else None
+        if len(ended):
+            self.group = ended if self.group is None else Rollouts.concat([self.group, ended])
 
 
 def rule_columns(active: Sequence[ActivePrompt]) -> np.ndarray:
-    """Flattens the rule's state of A prompts in flight to i32[4A], for a checkpoint."""
-    return np.asarray([[a.phase, a.round, a.budget, a.want] for a in active], np.int32).reshape(-1)
+    """Flattens the rule's state of A prompts in flight to i32[5A], for a checkpoint."""
+    return np.asarray(
+        [[a.phase, a.round, a.budget, a.want, a.judged] for a in active], np.int32
+    ).reshape(-1)
 
 
 def make_active(
-    prompts: Sequence[Prompt], groups: Sequence[Rollouts | None], columns: np.ndarray
+    prompts: Sequence[Prompt], samples: Sequence[Rollouts | None], columns: np.ndarray
 ) -> list[ActivePrompt]:
-    """Inverse of `rule_columns`."""
-    rows = np.asarray(columns, np.int64).reshape(-1, 4).tolist()
-    known = [float("nan") if group is None else float(group.estimates[0]) for group in groups]
-    return [
-        ActivePrompt(prompt, group, *row, estimate=estimate)
-        for prompt, group, row, estimate in zip(prompts, groups, rows, known, strict=True)
-    ]
+    """Inverse of `rule_columns`. `samples` are those of `ActivePrompt.samples`."""
+    active = []
+    rows = np.asarray(columns, np.int64).reshape(-1, 5).tolist()
+    for prompt, drawn, (*row, judged) in zip(prompts, samples, rows, strict=True):
+        active.append(ActivePrompt(prompt, None, None, *row, judged=bool(judged)))
+        if drawn is not None:
+            active[-1].estimate = float(drawn.estimates[0])
+            active[-1].add(drawn)
+    return active
 
 
 def pack_cached(active: Sequence[ActivePrompt]) -> dict[str, Any]:
@@ -79,27 +136,28 @@ class PendingCall:
     """A generation call that is dispatched and not yet scored. Its prompts are in no other call.
 
     Attributes:
-      active: its prompts in the order of its requests: first continuations, then `fresh` prompts,
-        which have no group yet.
+      active: its prompts in the order of its requests: first continuations, then `fresh` ones.
       version: policy updates made at its dispatch. pending: its samples; None: `Generator.stop`
         ended the call, and it must be repeated with the same weights. expected: expected lengths of
-        its requests (`SampleRequest`).
+        the samples of its prompts (`SampleRequest`).
+      enough: samples after which it ended; None: all.
     """
 
     active: list[ActivePrompt]
     version: int
     pending: PendingRollouts | None
     expected: list[float] = dataclasses.field(default_factory=list)
+    enough: int | None = None
 
     @property
     def fresh(self) -> list[ActivePrompt]:
-        """Prompts that get their first samples."""
-        return [a for a in self.active if a.group is None]
+        """Prompts that the rule has not judged yet."""
+        return [a for a in self.active if not a.judged]
 
     @property
     def continued(self) -> list[ActivePrompt]:
-        """Prompts that had samples before."""
-        return [a for a in self.active if a.group is not None]
+        """Prompts that the rule has judged before."""
+        return [a for a in self.active if a.judged]
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
         """Unscored samples with versions, phases and estimates, and their cost.
@@ -114,15 +172,38 @@ class PendingCall:
             self.pending = None
             raise
 
-        def column(values):
-            return np.asarray(values)[rollouts.owner]
+        owner = rollouts.owner
+        if len(rollouts.prompts) > len(self.active):  # several requests of one prompt
+            place = {a.prompt.visit: i for i, a in enumerate(self.active)}
+            owner = np.array([place[p.visit] for p in rollouts.prompts])[owner]
 
-        return dataclasses.replace(
+        def column(values):
+            return np.asarray(values)[owner]
+
+        phases = column([a.phase for a in self.active])
+        versions = np.full(len(rollouts), self.version)
+        token_versions = None
+        if any(a.begun is not None for a in self.active):
+            known = rollouts.token_versions
+            first = np.minimum(rollouts.prefix, known.shape[1] - 1)
+            first = np.take_along_axis(known, first[:, None], axis=1)[:, 0]
+            begun = (rollouts.lengths > rollouts.prefix) & (first >= 0)
+            phases = np.where(begun, rollouts.phases, phases)
+            versions = np.where(begun, first, versions)
+            held = np.arange(known.shape[1]) < rollouts.lengths[:, None]
+            token_versions = np.where(held, np.where(known < 0, self.version, known), 0)
+        order = np.argsort(owner, kind="stable")
+        rollouts = dataclasses.replace(
             rollouts,
-            versions=np.full(len(rollouts), self.version),
-            phases=column([a.phase for a in self.active]),
+            versions=versions,
+            phases=phases,
             estimates=column([a.estimate for a in self.active]),
-        ), stats
+            token_versions=token_versions,
+        )
+        if len(rollouts.prompts) == len(self.active):
+            return rollouts, stats
+        fields = {name: getattr(rollouts, name)[order] for name in SAMPLE_FIELDS | TOKEN_FIELDS}
+        return Rollouts([a.prompt for a in self.active], owner[order], **fields), stats
 
     def state_dict(self) -> dict[str, Any]:
         """State for `from_state_dict`: prompts, and samples as unscored groups.
@@ -148,9 +229,12 @@ class PendingCall:
             )
             stats = GenerationStats()
             again = {"again": np.asarray(self.expected, np.float64)}
+        held = [a.samples for a in self.active]
         return {
             **again,
-            "groups": pack([a.group for a in self.continued]),
+            "groups": pack([samples for samples in held if samples is not None]),
+            "has_group": np.array([samples is not None for samples in held]),
+            "enough": -1 if self.enough is None else self.enough,
             "drawn": pack(rollouts.groups()),
             "rule": rule_columns(self.active),
             "cached": pack_cached(self.active),
@@ -161,21 +245,23 @@ class PendingCall:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
         """Inverse of `state_dict`."""
-        groups = unpack(state["groups"])
+        groups = iter(unpack(state["groups"]))
         unscored = unpack(state["drawn"])
         active = make_active(
             [g.prompt for g in unscored],
-            groups + [None] * (len(unscored) - len(groups)),
+            [next(groups) if has else None for has in state["has_group"]],
             state["rule"],
         )
         for prompt, group in zip(active, unscored):
             prompt.estimate = float(group.estimates[0])
         unpack_cached(active, state["cached"])
         stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
+        enough = None if state["enough"] < 0 else int(state["enough"])
         if "again" in state:
-            return cls(active, int(state["version"]), None, state["again"].tolist())
+            return cls(active, int(state["version"]), None, state["again"].tolist(), enough)
         finished = Rollouts.concat(unscored), stats
-        return cls(active, int(state["version"]), PendingRollouts(lambda: finished))
+        pending = PendingRollouts(lambda: finished)
+        return cls(active, int(state["version"]), pending, enough=enough)
 
 
 class CallPlan:
@@ -186,9 +272,10 @@ class CallPlan:
     """
 
     def __init__(self, rule: Rule, config: DriverConfig):
+        self._first = rule.first_samples
         self._last = rule.max_samples
         self._config = config
-        self.capacity = capacities(rule, config)[0]
+        self.capacity, self._samples = capacities(rule, config)
         self._two_phase = two_phase(rule)
         # Whether new prompts may complete in their first call.
         self._at_once = rule.first_samples >= rule.max_samples
@@ -231,6 +318,42 @@ class CallPlan:
             else:
                 waiting.append(prompt)
         return going, waiting
+
+    def to_fill(
+        self, active: Sequence[ActivePrompt], buffer: SamplingBuffer
+    ) -> tuple[list[ActivePrompt], list[ActivePrompt], int]:
+        """Returns (prompts that this call continues, those that wait, number of new prompts), with
+        which `config.in_flight` samples are under way.
+
+        Prompts wait if the call has no room for their samples, or the buffer none for their groups;
+        then there are no new ones.
+        """
+        going = []
+        waiting = []
+        room = buffer.free
+        samples = 0
+        for prompt in active:
+            may_complete = self._at_once or prompt.judged
+            fits = samples + prompt.missing <= self._samples and len(going) < self.capacity
+            if fits and not waiting and (room or not may_complete):
+                going.append(prompt)
+                samples += prompt.missing
+                room -= may_complete
+            else:
+                waiting.append(prompt)
+        fresh = -(-(self._config.in_flight - samples) // self._first)
+        fresh = min(fresh, self._config.screen_prompts, self.capacity - len(going))
+        if self._at_once:
+            fresh = min(fresh, room)
+        return going, waiting, 0 if waiting else max(0, fresh)
+
+    def enough(self, buffer: SamplingBuffer, acceptance: float) -> int:
+        """Number of samples that the missing groups are expected to need: after so many a call
+        ends.
+        """
+        rate = max(acceptance, 1.0 / self._config.screen_prompts)
+        each = self._first / rate + self._last - self._first
+        return max(1, math.ceil((self._config.groups - len(buffer)) * each))
 
     def to_screen(
         self,
@@ -283,6 +406,8 @@ def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
     prompts = in_flight + config.screen_prompts
     least = getattr(rule, "least_first_samples", rule.first_samples)
     samples = in_flight * (rule.max_samples - least) + config.screen_prompts * rule.first_samples
+    if config.in_flight:
+        samples = max(samples, config.in_flight + rule.max_samples)
     return prompts, samples
 
 

@@ -42,6 +42,7 @@ class SampleRequest:
       replay: cached response whose prefix the samples start from; None: they start at the prompt.
       expected: expected tokens per sample. The longest requests are served first, so that none runs
         alone at the end. Tokens do not depend on it.
+      begun: the one sample that is requested, unfinished, as an earlier call left it.
     """
 
     prompt: Prompt
@@ -49,6 +50,31 @@ class SampleRequest:
     count: int
     replay: Replay | None = None
     expected: float = 0.0
+    begun: Rollouts | None = None
+
+    @property
+    def given(self) -> np.ndarray:
+        """Response tokens that follow the prompt in the request's context, i32[k]."""
+        if self.begun is not None:
+            return self.begun.tokens[0, : self.begun.lengths[0]]
+        return np.zeros(0, np.int32) if self.replay is None else self.replay.tokens
+
+    @property
+    def start(self) -> np.ndarray:
+        """How many of them each sample starts from, i32[count]."""
+        if self.begun is not None:
+            return self.begun.lengths
+        return np.zeros(self.count, np.int32) if self.replay is None else self.replay.prefix
+
+    @property
+    def drawn(self) -> int:
+        """How many of them earlier calls drew."""
+        return 0 if self.begun is None else self.begun.sampled_tokens
+
+    def max_new(self, most: int) -> np.ndarray:
+        """Tokens that each sample may add, i32[count]; without replay its response has `most`."""
+        limit = np.full(self.count, most) if self.replay is None else self.replay.max_new
+        return limit - self.drawn
 
 
 @dataclasses.dataclass
@@ -110,17 +136,35 @@ def serving_order(requests: Sequence[SampleRequest]) -> np.ndarray:
     return np.argsort([-r.expected for r in requests], kind="stable")
 
 
-def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollouts, GenerationStats]:
+def shard_requests(requests: Sequence[SampleRequest], shards: int) -> list[np.ndarray]:
+    """Assigns requests to shards in turn, in serving order: indices of those of each shard. Samples
+    that were begun come first, and the requests of most samples before others, if there are any.
+    """
+    order = serving_order(requests)
+    dealt = order
+    if any(r.begun is not None for r in requests):
+        counts = [-np.inf if r.begun is not None else -r.count for r in requests]
+        dealt = order[np.argsort(np.asarray(counts)[order], kind="stable")]
+    place = np.empty(len(order), int)
+    place[order] = np.arange(len(order))
+    return [mine[np.argsort(place[mine])] for mine in (dealt[i::shards] for i in range(shards))]
+
+
+def gather(
+    samples: Samples, requests: Sequence[SampleRequest], end_tokens: Sequence[int] | None = None
+) -> tuple[Rollouts, GenerationStats]:
     """Returns the samples of all shards in the order of their requests, and their cost.
+
+    If there are samples that were begun before, new tokens have -1 as their version.
 
     Args:
       samples: host arrays of the call, with shards on axis 0.
+      end_tokens: ids that end a response, of a call that may leave samples unfinished.
     """
     shards = len(samples.lengths)
     counts = np.asarray([r.count for r in requests], int)
-    order, (shard_of, row_of) = serving_order(requests), np.zeros((2, len(requests)), int)
-    for shard in range(shards):
-        mine = order[shard::shards]
+    shard_of, row_of = np.zeros((2, len(requests)), int)
+    for shard, mine in enumerate(shard_requests(requests, shards)):
         shard_of[mine] = shard
         row_of[mine] = np.cumsum(counts[mine]) - counts[mine]
     owner = np.repeat(np.arange(len(requests)), counts)
@@ -130,57 +174,63 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
         return x[shard_of[owner], row]
 
     tokens, logprobs, lengths = map(take, (samples.tokens, samples.logprobs, samples.lengths))
+    unfinished = versions = None
+    if end_tokens is not None:
+        last = np.take_along_axis(tokens, np.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+        unfinished = ~((lengths > 0) & np.isin(last, end_tokens))
+        unfinished &= ~(take(samples.truncated) | take(samples.nonfinite))
+    if any(r.begun is not None for r in requests):
+        versions = np.full_like(tokens, -1)
     prefix = np.zeros(len(owner), np.int32)
-    if any(r.replay is not None for r in requests):
-        # Prefix and new tokens fit the same width, because the sampler limits their sum.
-        replayed = np.zeros_like(tokens)
+    phases = np.zeros_like(prefix)
+    if any(len(r.given) for r in requests):
+        # Given and new tokens fit the same width, because the sampler limits their sum.
+        start = np.concatenate([r.start for r in requests])
+        given = np.zeros_like(tokens)
+        known = np.zeros_like(logprobs)
         at = np.arange(tokens.shape[1])
         for i, request in enumerate(requests):
-            if request.replay is not None:
-                prefix[owner == i] = request.replay.prefix
-                replayed[owner == i, : len(request.replay.tokens)] = request.replay.tokens
+            mine = owner == i
+            given[mine, : len(request.given)] = request.given
+            prefix[mine] = request.start
+            if (begun := request.begun) is not None:
+                prefix[mine] = begun.prefix
+                count = begun.lengths[0]
+                known[mine, :count] = begun.logprobs[0, :count]
+                versions[mine, :count] = begun.token_versions[0, :count]
+                phases[mine] = begun.phases
 
         def shift(x):
-            return np.take_along_axis(x, np.maximum(at - prefix[:, None], 0), axis=1)
+            return np.take_along_axis(x, np.maximum(at - start[:, None], 0), axis=1)
 
-        is_replayed = at < prefix[:, None]
-        tokens = np.where(is_replayed, replayed, shift(tokens))
-        logprobs = np.where(is_replayed, np.float32(0), shift(logprobs))
+        is_given = at < start[:, None]
+        tokens = np.where(is_given, given, shift(tokens))
+        logprobs = np.where(is_given, known, shift(logprobs))
+        lengths = lengths + start
     index = np.concatenate([np.arange(r.first, r.first + r.count) for r in requests])
     rollouts = Rollouts(
         prompts=[r.prompt for r in requests],
         owner=owner,
         tokens=tokens,
-        lengths=lengths + prefix,
+        lengths=lengths,
         logprobs=logprobs,
         sample_index=index,
         truncated=take(samples.truncated),
         prefix=prefix,
         nonfinite=take(samples.nonfinite),
-        end_steps=take(samples.start_step) + lengths,
+        end_steps=take(samples.start_step) + take(samples.lengths),
+        phases=phases,
+        token_versions=versions,
+        unfinished=unfinished,
     )
     return rollouts, GenerationStats(
         calls=1,
-        samples=len(owner),
+        samples=len(owner) - int(0 if unfinished is None else unfinished.sum()),
         tokens=int(samples.lengths.sum()),
         decode_steps=int(samples.decode_steps.max()),
         slot_steps=int(samples.slot_steps.sum()),
         nonfinite=int(samples.nonfinite.sum()),
         room_steps=int(samples.room_steps.sum()),
-    )
-
-
-def _context(request: SampleRequest) -> np.ndarray:
-    own = request.prompt.tokens
-    replay = request.replay
-    return own if replay is None else np.concatenate([own, replay.tokens])
-
-
-def _replayed(request: SampleRequest, name: str, otherwise: int) -> np.ndarray:
-    return (
-        np.full(request.count, otherwise)
-        if request.replay is None
-        else np.asarray(getattr(request.replay, name))
     )
 
 
@@ -235,18 +285,25 @@ class Generator:
         self.stop: Callable[[], bool] | None = None
         self._part_steps = 16
 
-    def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
-        """Builds the stacked tables of one call. Requests are assigned to shards in turn, in
-        serving order. A process builds the tables of its own shards.
+    def tables(
+        self, requests: Sequence[SampleRequest], enough: int | None = None
+    ) -> tuple[Contexts, Requests]:
+        """Builds the stacked tables of one call. A process builds the tables of its own shards.
+
+        Args:
+          enough: see `dispatch`.
 
         Raises ValueError when the requests exceed the capacities.
         """
         shards = {}
-        order = serving_order(requests)
+        assigned = shard_requests(requests, self.shards)
+        enough = self._requests if enough is None else -(-enough // self.shards)
         for shard in own_row_shards(self._mesh):
-            mine = [requests[i] for i in order[shard :: self.shards]]
+            mine = [requests[i] for i in assigned[shard]]
             contexts = build_contexts(
-                [_context(r) for r in mine], self._contexts, self._prompt_length
+                [np.concatenate([r.prompt.tokens, r.given]) for r in mine],
+                self._contexts,
+                self._prompt_length,
             )
 
             def repeat(values):
@@ -255,10 +312,9 @@ class Generator:
             def of_samples(values):
                 return np.concatenate([np.zeros(0, np.int64), *values])
 
-            start = repeat([len(r.prompt.tokens) for r in mine]) + of_samples(
-                [_replayed(r, "prefix", 0) for r in mine]
-            )
-            limit = of_samples([_replayed(r, "max_new", self.config.max_new) for r in mine])
+            start = repeat([len(r.prompt.tokens) for r in mine])
+            start = start + of_samples([r.start for r in mine])
+            limit = of_samples([r.max_new(self.config.max_new) for r in mine])
             index = (
                 np.concatenate([np.arange(r.first, r.first + r.count) for r in mine])
                 if mine
@@ -273,6 +329,8 @@ class Generator:
                 max_new=limit,
                 context_length=start,
                 config=self.config,
+                drawn=repeat([r.drawn for r in mine]),
+                enough=enough,
             )
             shards[shard] = contexts, table
         return place_rows(shards, self._mesh)
@@ -296,17 +354,30 @@ class Generator:
         """Most (prompts, samples) of one call, over all shards."""
         return self._contexts * self.shards, self._requests * self.shards
 
-    def dispatch(self, params: Any, requests: Sequence[SampleRequest]) -> PendingRollouts:
+    def dispatch(
+        self, params: Any, requests: Sequence[SampleRequest], enough: int | None = None
+    ) -> PendingRollouts:
         """Starts drawing the samples of every request in one call, without waiting.
+
+        The call ends when `enough` samples have ended, in equal parts on every shard; None: all.
+        The others are `unfinished`, with the tokens that they have.
 
         Do not donate `params` before the result is on the host, because the launch may still wait
         for an earlier call. Raises ValueError if the requests exceed the capacities.
         """
         requests = list(requests)
+        counts = [
+            sum(requests[i].count for i in mine) for mine in shard_requests(requests, self.shards)
+        ]
+        each = max(counts) if enough is None else -(-enough // self.shards)
         launch = self._launcher.submit(
-            self._launch, params, *self.tables(requests), sum(r.count for r in requests)
+            self._launch,
+            params,
+            *self.tables(requests, enough),
+            sum(min(each, count) for count in counts),
         )
-        return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests))
+        ends = None if enough is None else self.config.end_tokens
+        return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests, ends))
 
     def _launch(self, params: Any, contexts: Contexts, requests: Requests, total: int) -> Samples:
         call = (self._decoder, params, contexts, requests, self._key, self.config, self._mesh)

@@ -18,6 +18,7 @@ by another process with the same samples.
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -149,7 +150,8 @@ class HostDriver:
         start, report = self._unfinished
         for call in self._pending:
             if call.pending is None:
-                call.pending = self._generate(params, self._requests(call.active, call.expected))
+                requests = self._requests(call.active, call.expected)
+                call.pending = self._generate(params, requests, call.enough)
         try:
             if not self._fill(params, version, report, stop):
                 return None, report
@@ -249,10 +251,9 @@ class HostDriver:
         version += self.config.lag
         self.prompt_counts.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
-            young = [a for a in self._active if version - a.group.oldest_version <= limit]
-            self._observe(
-                [a.group for a in self._active if version - a.group.oldest_version > limit]
-            )
+            young = [a for a in self._active if version - a.oldest_version <= limit]
+            old = [a for a in self._active if version - a.oldest_version > limit]
+            self._observe([a.group for a in old if a.group is not None])
             self.prompt_counts.dropped_stale += len(self._active) - len(young)
             self._active = young
 
@@ -262,17 +263,25 @@ class HostDriver:
         """
         begin = time.perf_counter()
         held = (self._active, self._pending, self.buffer)
-        going, waiting = self._plan.to_continue(*held)
-        fresh = [
-            ActivePrompt(p) for p in self.stream.take(self._plan.to_screen(*held, self.acceptance))
-        ]
+        enough = None
+        if self.config.in_flight:
+            going, waiting, count = self._plan.to_fill(self._active, self.buffer)
+            enough = self._plan.enough(self.buffer, self.acceptance)
+        else:
+            going, waiting = self._plan.to_continue(*held)
+            count = self._plan.to_screen(*held, self.acceptance)
+        fresh = [ActivePrompt(p) for p in self.stream.take(count)]
         if not (active := going + fresh):
             return False
         try:
             self._begin(fresh, params)
-            requests = self._requests(active)
-            expected = [request.expected for request in requests]
-            call = PendingCall(active, version, self._generate(params, requests), expected)
+            # The order of arrival where samples go on in the next call. Length order would also
+            # decide which prompts complete first, so "completion" uses none.
+            by_length = not self.config.in_flight and self.config.accept != "completion"
+            expected = [self._lengths.of(a.prompt, a.group) if by_length else 0.0 for a in active]
+            requests = self._requests(active, expected)
+            pending = self._generate(params, requests, enough)
+            call = PendingCall(active, version, pending, expected, enough)
         except BaseException:
             self.stream.put_back([a.prompt for a in fresh])
             raise
@@ -283,25 +292,17 @@ class HostDriver:
         return True
 
     def _requests(
-        self, active: Sequence[ActivePrompt], expected: Sequence[float] | None = None
+        self, active: Sequence[ActivePrompt], expected: Sequence[float]
     ) -> list[SampleRequest]:
-        """Builds the requests of a generation call: the next samples of each prompt.
-
-        Args:
-          expected: expected lengths from the call's first dispatch; None: estimates them now.
+        """Builds the requests of a generation call: samples that were begun, then the next samples
+        of each prompt.
         """
-
-        def replay(a):
-            return self.screening.replay(a.cached, a.prompt, a.launched, a.want - a.launched)
-
-        # Length order would decide which prompts complete first, so "completion" uses none.
-        by_length = self.config.accept != "completion"
-        if expected is None:
-            expected = [self._lengths.of(a.prompt, a.group) if by_length else 0.0 for a in active]
-        return [
-            SampleRequest(a.prompt, a.launched, a.want - a.launched, replay(a), tokens)
-            for a, tokens in zip(active, expected, strict=True)
-        ]
+        begun, others = [], []
+        for a, tokens in zip(active, expected, strict=True):
+            replay = functools.partial(self.screening.replay, a.cached, a.prompt)
+            for requests, mine in zip((begun, others), a.requests(replay, tokens)):
+                requests += mine
+        return begun + others
 
     def _begin(self, fresh: Sequence[ActivePrompt], params: Any) -> None:
         """Gives new prompts their estimates, budgets, first number of samples, and replayed
@@ -340,18 +341,20 @@ class HostDriver:
         report: StepReport,
     ) -> None:
         """Adds a call's scored samples to its prompts' groups, and lets the rule decide these."""
-        fresh = call.fresh
-        self._lengths.observe(rollouts)
-        for prompt, group in zip(call.active, rollouts.groups(), strict=True):
-            prompt.finished = int(group.end_steps.max())
-            prompt.group = group if prompt.group is None else Rollouts.concat([prompt.group, group])
+        self._lengths.observe(_ended(rollouts))
+        for prompt, drawn in zip(call.active, rollouts.groups(), strict=True):
+            prompt.finished = int(drawn.end_steps.max())
+            prompt.add(drawn)
         report.generation += stats
         self.prompt_counts.nonfinite += stats.nonfinite
-        rates = {a.prompt.visit: float(a.group.correct.mean()) for a in fresh}
-        accepted, cancelled = self._judge(call.active)
+        whole = [a for a in call.active if a.begun is None]
+        rates = {a.prompt.visit: float(a.group.correct.mean()) for a in whole if not a.judged}
+        accepted, cancelled = self._judge(whole)
         report.accepted += accepted
         report.pass_rates += [rate for visit, rate in rates.items() if visit not in cancelled]
-        self._active += [a for a in call.active if a.group is not None]
+        self._active += [a for a in call.active if a.samples is not None]
+        if self.config.in_flight:
+            self._active.sort(key=lambda a: a.prompt.visit)
         self._expire(version)  # there may have been updates since its dispatch
 
     def _beside_generation(self) -> contextlib.AbstractContextManager:
@@ -407,15 +410,19 @@ class HostDriver:
         return decision.status[: len(prompts)].tolist()
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
-        """Adds rewards and correctness with one call of the scorer."""
-        rewards, correct = self._score(rollouts)
+        """Adds rewards and correctness of samples that ended, with one call of the scorer."""
+        ended = _ended(rollouts)
+        rewards, correct = self._score(ended)
         # Responses that non-finite logits ended get reward 0 for any result of the scorer.
-        broken = rollouts.nonfinite
-        return dataclasses.replace(
-            rollouts,
-            rewards=np.where(broken, 0, rewards),
-            correct=np.asarray(correct, bool) & ~broken,
-        )
+        broken = ended.nonfinite
+        rewards = np.where(broken, 0, rewards)
+        correct = np.asarray(correct, bool) & ~broken
+        if ended is not rollouts:
+            rewards, correct = (
+                _scatter(x, ~rollouts.unfinished, fill)
+                for x, fill in ((rewards, np.nan), (correct, False))
+            )
+        return dataclasses.replace(rollouts, rewards=rewards, correct=correct)
 
     def _judge(self, active: Sequence[ActivePrompt]) -> tuple[int, set[int]]:
         """Lets the rule decide prompts whose samples are all drawn: complete, rejected or in
@@ -441,6 +448,7 @@ class HostDriver:
                 prompt.group = None
                 continue
             passed = status == COMPLETE or prompt.phase == ACCEPTED
+            prompt.judged = True
             if phase == SCREENING and (passed or status == REJECTED):
                 self.screening.judged([passed])
                 accepted += passed
@@ -481,8 +489,10 @@ class HostDriver:
 
     def metrics(self, version: int) -> dict[str, float]:
         """Metrics of the buffer and of screening, and the number of pending calls."""
+        begun = (a.begun for a in self._active if a.begun is not None)
         return {
             "rollout/pending_calls": float(len(self._pending)),
+            "rollout/unfinished": float(sum(map(len, begun))),
             **self.buffer.metrics(version),
             **self.screening.metrics(version),
         }
@@ -502,7 +512,7 @@ class HostDriver:
             }
         return {
             **unfinished,
-            "flights": pack([a.group for a in self._active]),
+            "flights": pack([a.samples for a in self._active]),
             "rule": rule_columns(self._active),
             "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
             "buffer": self.buffer.state_dict(),
@@ -559,3 +569,16 @@ class HostDriver:
                 f"{self.rule.max_samples} at most: a batch has no room for them. Resume with the "
                 "config.rule of the saved run"
             )
+
+
+def _ended(rollouts: Rollouts) -> Rollouts:
+    """Returns the samples that ended."""
+    if not rollouts.unfinished.any():
+        return rollouts
+    return rollouts.take(np.flatnonzero(~rollouts.unfinished))
+
+
+def _scatter(values: np.ndarray, places: np.ndarray, otherwise: float) -> np.ndarray:
+    found = np.full(len(places), otherwise)
+    found[places] = values
+    return found

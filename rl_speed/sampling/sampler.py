@@ -42,6 +42,7 @@ class SlotRequests(NamedTuple):
     context_length: Array  # context tokens that the sample starts from
     max_new: Array  # maximum new tokens
     key: Array  # the request's typed PRNG key
+    drawn: Array | int = 0  # tokens of the sample drawn by earlier calls
 
 
 class Fixed(NamedTuple):
@@ -205,7 +206,7 @@ def decode_one(
         active,
     )
     with jax.named_scope("draw"):
-        u = uniforms(mine.key, slots.suffix_length)
+        u = uniforms(mine.key, slots.suffix_length + mine.drawn)
         token, logprob, kept, finite = draw(whole_rows(logits), u, config)
     is_end = jnp.zeros_like(active)
     for end in config.end_tokens:
@@ -238,7 +239,11 @@ def requests_of(slots: Slots, requests: Requests, keys_R: Array) -> SlotRequests
     """Returns the requests that the slots hold."""
     row = jnp.minimum(slots.request, requests.context.shape[0] - 1)
     return SlotRequests(
-        requests.context[row], requests.context_length[row], requests.max_new[row], keys_R[row]
+        context=requests.context[row],
+        context_length=requests.context_length[row],
+        max_new=requests.max_new[row],
+        key=keys_R[row],
+        drawn=0 if requests.drawn is None else requests.drawn[row],
     )
 
 
@@ -257,7 +262,8 @@ def check_tables(
             f"{contexts.lengths.shape}"
         )
     capacity = requests.context.shape
-    for name in ("context_length", "visit", "sample_index", "max_new"):
+    columns = ("context_length", "visit", "sample_index", "max_new")
+    for name in columns if requests.drawn is None else (*columns, "drawn"):
         if getattr(requests, name).shape != capacity or len(capacity) != 1:
             raise ValueError(
                 f"Requests.{name} must have the shape of Requests.context, {capacity}, got "
@@ -384,8 +390,10 @@ def decode_steps(
 
             def goes_on(state: Decoding, narrower=narrower) -> Array:
                 busy = jnp.sum(state.slots.request < capacity)
-                enough = (busy > narrower) | ((busy > 0) & (state.queue_next < requests.count))
-                return enough if until is None else enough & (state.samples.decode_steps < until)
+                more = (busy > narrower) | ((busy > 0) & (state.queue_next < requests.count))
+                if requests.enough is not None:
+                    more &= state.queue_next - busy < requests.enough
+                return more if until is None else more & (state.samples.decode_steps < until)
 
             state = jax.lax.while_loop(goes_on, body, state)
             if narrower:

@@ -98,11 +98,13 @@ def build_requests(
     max_new: int | Sequence[int],
     context_length: Sequence[int] | None = None,
     config: SamplerConfig | None = None,
+    drawn: Sequence[int] | None = None,
+    enough: int | None = None,
 ) -> Requests:
     """Pads a request table to `capacity` rows.
 
     Args:
-      context, visit, sample_index, max_new: see `Requests`.
+      context, visit, sample_index, max_new, drawn, enough: see `Requests`.
       context_length: see `Requests`; None starts requests from their whole contexts.
       config: config of the sampler that will draw the requests, to check `max_new`. With None, the
         sampler checks it.
@@ -144,9 +146,13 @@ def build_requests(
         "sample_index": np.asarray(sample_index, np.int64).reshape(count),
         "max_new": limit,
     }
+    if drawn is not None:
+        columns["drawn"] = np.asarray(drawn, np.int64).reshape(count)
     padded = {}
     for name, values in columns.items():
         column = np.full((capacity,), 1 if name in ("context_length", "max_new") else 0, np.int32)
         column[:count] = values
         padded[name] = column
-    return Requests(**padded, count=np.int32(count))
+    return Requests(
+        **padded, count=np.int32(count), enough=None if enough is None else np.int32(enough)
+    )

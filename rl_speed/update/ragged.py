@@ -307,6 +307,7 @@ def assign_rows(rows: Rows, shards: int, sharing: bool = False) -> Array:
     the order of packing, which keep families together. The length of runs is the one whose fullest
     shard has the fewest tokens to compute.
     """
+    rows = Rows(*map(jnp.asarray, rows))
     each = len(rows.length) // shards
     by_length = jnp.argsort(-rows.length).astype(jnp.int32)
     if not sharing:

@@ -104,7 +104,7 @@ def test_a_plan_covers_every_response_once_in_order(samples, pieces, piece, firs
 def test_what_is_dispatched_is_handed_out_also_when_stopped():
     events = []
 
-    def dispatch(params, requests):
+    def dispatch(params, requests, enough=None):
         events.append(("dispatch", requests[0].prompt.id))
         return finished(answer(requests, lambda request, i: [0]))
 
@@ -146,7 +146,7 @@ class Drawing:
     def __init__(self):
         self.calls = []
 
-    def dispatch(self, params, requests):
+    def dispatch(self, params, requests, enough=None):
         self.calls.append([(r.prompt.id, r.count) for r in requests])
         drawn = answer(
             requests, lambda r, i: [int(r.prompt.answer), i] + [0] * (r.prompt.visit % 5)

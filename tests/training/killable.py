@@ -1,5 +1,5 @@
 """A small run that can be killed at a chosen moment:
-python killable.py WORKDIR STEPS [PHASE NTH DELAY_S].
+python killable.py WORKDIR STEPS[:IN_FLIGHT] [PHASE NTH DELAY_S].
 
 At the NTH beginning of PHASE (generate, score, update, checkpoint) in this process a clock starts,
 and DELAY_S later, or when the phase begins again, the process gets SIGKILL. Run by
@@ -50,7 +50,12 @@ def kill_at(trainer, phase, nth, delay_s):
 if __name__ == "__main__":
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    trainer = Trainer(small_config(steps=int(sys.argv[2])), sys.argv[1])
+    steps, _, in_flight = sys.argv[2].partition(":")
+    config = small_config(int(steps))
+    if in_flight:
+        config.driver.in_flight = int(in_flight)
+        config.sampler.slots = 16
+    trainer = Trainer(config, sys.argv[1])
     if len(sys.argv) > 3:
         kill_at(trainer, sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))
     trainer.run()

@@ -30,7 +30,7 @@ class FakeGenerator:
     def __init__(self):
         self.requests = []
 
-    def dispatch(self, params, requests):
+    def dispatch(self, params, requests, enough=None):
         assert len(requests) <= 7
         self.requests += requests
 

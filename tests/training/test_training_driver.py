@@ -34,7 +34,7 @@ class FakeGenerator:
         self.prompts, self.samples = capacities(rule, config)
         self.calls = []
 
-    def dispatch(self, params, requests):
+    def dispatch(self, params, requests, enough=None):
         n = sum(r.count for r in requests)
         assert len(requests) <= self.prompts and n <= self.samples
         self.calls.append([(r.prompt.visit, r.first, r.count) for r in requests])
@@ -555,7 +555,7 @@ def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
 
     dispatch = generator.dispatch
 
-    def timed(params, requests):
+    def timed(params, requests, enough=None):
         rollouts, stats = dispatch(params, requests).result()
         at = np.concatenate([ends(r.prompt.visit) for r in requests])
         return finished(dataclasses.replace(rollouts, end_steps=at), stats)

@@ -64,22 +64,27 @@ def moments(count, seed):
         )
 
 
-# In an update, whose steps are lost, and in a checkpoint, which is half; or anywhere, ten times.
+# In an update, whose steps are lost, and in a checkpoint, which is half; or anywhere, ten times; or
+# within calls whose samples go on in the next.
 @pytest.mark.parametrize(
-    "steps,moments",
+    "steps,in_flight,moments",
     [
-        (8, [("update", 3, 0.05), ("checkpoint", 2, 0.02)]),
-        pytest.param(24, list(moments(10, seed=1)), marks=pytest.mark.slow),
+        (8, 0, [("update", 3, 0.05), ("checkpoint", 2, 0.02)]),
+        pytest.param(24, 0, list(moments(10, seed=1)), marks=pytest.mark.slow),
+        pytest.param(
+            16, 48, [("generate", n, 0.02 * n) for n in (2, 5, 3, 4, 6)], marks=pytest.mark.slow
+        ),
     ],
-    ids=["two", "ten"],
+    ids=["two", "ten", "in flight"],
 )
-def test_killed_at_several_moments_and_resumed(launch, tmp_path, steps, moments):
+def test_killed_at_several_moments_and_resumed(launch, tmp_path, steps, in_flight, moments):
     run = functools.partial(launch, SCRIPT)
-    assert run(tmp_path / "whole", steps).returncode == 0
+    asked = f"{steps}:{in_flight or ''}"
+    assert run(tmp_path / "whole", asked).returncode == 0
     for moment in moments:
-        done = run(tmp_path / "killed", steps, *moment)
+        done = run(tmp_path / "killed", asked, *moment)
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    last = run(tmp_path / "killed", steps)
+    last = run(tmp_path / "killed", asked)
     assert last.returncode == 0, last.stderr[-2000:]
     whole = everything(tmp_path / "whole")
     again = everything(tmp_path / "killed")

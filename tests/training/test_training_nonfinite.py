@@ -44,7 +44,7 @@ def break_some(dispatch, which):
     first token.
     """
 
-    def broken(params, requests):
+    def broken(params, requests, enough=None):
         drawn, stats = dispatch(params, requests).result()
         named = [
             which(drawn.prompts[place], i)

@@ -38,7 +38,7 @@ class FakeGenerator:
     def __init__(self):
         self.drawn = {}  # visit -> samples drawn
 
-    def dispatch(self, params, requests):
+    def dispatch(self, params, requests, enough=None):
         for r in requests:
             assert self.drawn.get(r.prompt.visit, 0) == r.first
             self.drawn[r.prompt.visit] = r.first + r.count

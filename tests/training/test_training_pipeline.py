@@ -43,7 +43,7 @@ def pipeline(rule, depth, **changes):
     collect = driver._score
     numbers = {}
 
-    def generate(params, requests):
+    def generate(params, requests, enough=None):
         numbers.update({(r.prompt.visit, r.first): len(generator.calls) for r in requests})
         events.append(("dispatch", len(generator.calls)))
         return dispatch(params, requests)
@@ -279,7 +279,7 @@ class Device:
             asked.set()
         self.thread.shutdown()
 
-    def dispatch(self, params, requests):
+    def dispatch(self, params, requests, enough=None):
         call = self.generate(params, requests)
         asked = threading.Event()
         self.asked.append(asked)
@@ -315,7 +315,7 @@ class Clock:
         driver._generate = self.dispatch
         driver._score = self.judge
 
-    def dispatch(self, params, requests):
+    def dispatch(self, params, requests, enough=None):
         call = self.generate(params, requests)
         ready = self.free = max(self.free, self.now) + self.generate_s
         return SimpleNamespace(result=lambda: self.wait_until(ready) or call.result())

@@ -149,7 +149,7 @@ def test_calls_that_a_stop_ended_are_made_again(rule, depth):
             drawn.append(requests)
             return dispatch(None, requests).result()
 
-        driver._generate = lambda params, requests: PendingRollouts(lambda: fetch(requests))
+        driver._generate = lambda params, requests, enough: PendingRollouts(lambda: fetch(requests))
         return driver, mine
 
     part = ending()

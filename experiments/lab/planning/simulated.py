@@ -23,7 +23,7 @@ from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.evaluate import fill_calls, plan_requests
-from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, serving_order
+from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, shard_requests
 from rl_speed.sampling import Samples, halved
 from rl_speed.training import build
 from rl_speed.training.split_step import split_minibatches
@@ -32,6 +32,9 @@ from rl_speed.update.ragged import PieceShape, Rows, assign_rows, make_plan
 
 # Samples of a context that attention reads it for together.
 TOGETHER = DecodeAttention().samples
+
+# Token that ends a simulated response.
+END = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +152,16 @@ def serve(
     return start, iterations
 
 
+def _first(iterations: Mapping[int, int], count: int) -> dict[int, int]:
+    """The first `count` of the iterations that `serve` returns."""
+    found = {}
+    for width, number in iterations.items():
+        if count > 0:
+            found[width] = min(number, count)
+        count -= number
+    return found
+
+
 class SimulatedGenerator:
     """In the place of `Generator`: its samples are drawn from `outcomes`.
 
@@ -165,25 +178,33 @@ class SimulatedGenerator:
         self.calls: list[Call] = []
         self.seconds = 0.0
 
-    def dispatch(self, params: None, requests: Sequence[SampleRequest]) -> PendingRollouts:
+    def dispatch(
+        self, params: None, requests: Sequence[SampleRequest], enough: int | None = None
+    ) -> PendingRollouts:
         """See `Generator.dispatch`. Everything happens at once."""
         begin = time.perf_counter()
         requests = list(requests)
-        drawn = [self._lengths(request) for request in requests]
-        order = serving_order(requests)
-        mine = [order[shard :: self.shards] for shard in range(self.shards)]
-        tables = [np.concatenate([drawn[i] for i in m] + [np.zeros(0, int)]) for m in mine]
+        left = [self._lengths(request) for request in requests]
+        mine = shard_requests(requests, self.shards)
+        tables = [np.concatenate([left[i] for i in m] + [np.zeros(0, int)]) for m in mine]
         room = max(map(len, tables))
         zero = np.zeros(self.shards, np.int64)
         lengths, starts = np.zeros((2, self.shards, room), np.int64)
+        tokens = np.zeros((self.shards, room, self._max_new), np.int32)
         steps = zero.copy()
         rooms = zero.copy()
         served = []
         for shard, table in enumerate(tables):
             start, iterations = serve(table, self.slots, self.tail)
-            lengths[shard, : len(table)] = table
-            starts[shard, : len(table)] = start
+            most = -(-(enough or room * self.shards) // self.shards)
+            if most < len(table):
+                iterations = _first(iterations, int(np.sort(start + table)[most - 1]))
             steps[shard] = sum(iterations.values())
+            drawn = np.clip(steps[shard] - start, 0, table)
+            ended = np.flatnonzero(drawn == table)
+            tokens[shard, ended, table[ended] - 1] = END
+            lengths[shard, : len(table)] = drawn
+            starts[shard, : len(table)] = start
             rooms[shard] = sum(width * n for width, n in iterations.items())
             asked = [requests[i] for i in mine[shard]]
             # A context is read once for several of its samples, which decode together.
@@ -191,14 +212,13 @@ class SimulatedGenerator:
                 [_context_length(r) / min(r.count, TOGETHER) for r in asked] or [0],
                 [r.count for r in asked] or [0],
             )
-            held = float((table * (table + 1) / 2 + table * context).sum())
+            held = float((drawn * (drawn + 1) / 2 + drawn * context).sum())
             served.append(Served(len(asked), iterations, held))
-        tokens = np.zeros((self.shards, room, self._max_new), np.int32)
         no = np.zeros((self.shards, room), bool)
         samples = Samples(
             tokens=tokens,
             lengths=lengths,
-            logprobs=tokens.astype(np.float32),
+            logprobs=np.zeros(tokens.shape, np.float32),
             kept_logmass=None,
             truncated=no,
             nonfinite=no,
@@ -209,8 +229,8 @@ class SimulatedGenerator:
             queue_slot_steps=zero,
             room_steps=rooms,
         )
-        self.calls.append(Call(served, sum(map(len, tables)), int(lengths.sum())))
-        result = gather(samples, requests)
+        result = gather(samples, requests, None if enough is None else (END,))
+        self.calls.append(Call(served, result[1].samples, int(lengths.sum())))
         self.seconds += time.perf_counter() - begin
         return PendingRollouts(lambda: result)
 
@@ -219,9 +239,9 @@ class SimulatedGenerator:
         prompt = request.prompt
         index = np.arange(request.first, request.first + request.count)
         _, length = self._outcomes.draw(prompt.meta["place"], prompt.visit, index)
-        if request.replay is None:
-            return length
-        return np.clip(length - request.replay.prefix, 1, request.replay.max_new)
+        if request.replay is not None:
+            length = np.clip(length - request.replay.prefix, 1, request.replay.max_new)
+        return length - request.drawn
 
     def score(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
         """(rewards f32[R], correct bool[R]), for `HostDriver`."""
@@ -234,9 +254,7 @@ class SimulatedGenerator:
 
 
 def _context_length(request: SampleRequest) -> int:
-    return len(request.prompt.tokens) + (
-        0 if request.replay is None else len(request.replay.tokens)
-    )
+    return len(request.prompt.tokens) + len(request.given)
 
 
 def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:

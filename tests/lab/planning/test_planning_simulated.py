@@ -193,9 +193,9 @@ def test_pieces_are_the_fullest_shards_and_each_optimizer_steps():
     alone = np.zeros(16, int)
     assert pieces_of(config, rows, owner, alone, shape) == [4, 4]
     assert pieces_of(config, np.full(16, 16), owner, alone, shape) == [2, 2]
-    # A group of eight on each shard: 12 tokens once and eight rows of 8 more are 76.
+    # Four rows of a group on each shard: 12 tokens once, and two rows of 8 more, fill a piece.
     shape = PieceShape.of(4, 32, 32, sharing=2.0)
-    assert pieces_of(config, rows, owner, alone + 12, shape) == [3, 3]
+    assert pieces_of(config, rows, owner, alone + 12, shape) == [2, 2]
 
 
 def test_an_evaluation_asks_every_prompt_as_often_as_configured():
