@@ -571,6 +571,12 @@ def _check_depth(c: "Config") -> None:
                 f"config.driver.in_flight ({d.in_flight}) must be 0, or at least {least}: "
                 "config.sampler.slots, and the samples of a prompt"
             )
+        if d.max_age == 0:
+            raise ValueError(
+                "config.driver.max_age=0 drops every sample that another policy drew, and with "
+                f"config.driver.in_flight={d.in_flight} samples go on under the next policies: set "
+                "it to -1 (no limit) or to the updates that a response may take"
+            )
         needed = {"driver.where": "host", "driver.depth": 0, "driver.accept": "launch"}
         for name, value in needed.items():
             if c.get(name) != value:

@@ -193,9 +193,14 @@ class Rollouts:
         return int(self.versions.min())
 
     @property
+    def sampled(self) -> np.ndarray:
+        """Number of response tokens of each sample without its replayed prefix, i32[R]."""
+        return self.lengths - self.prefix
+
+    @property
     def sampled_tokens(self) -> int:
         """Number of response tokens without replayed prefixes."""
-        return int((self.lengths - self.prefix).sum())
+        return int(self.sampled.sum())
 
 
 def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:

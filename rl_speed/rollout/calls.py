@@ -64,7 +64,7 @@ class ActivePrompt:
     def oldest_version(self) -> float:
         """The smallest policy version among its tokens; infinite without tokens."""
         parts = [self.group, self.begun]
-        drawn = [part.versions[part.lengths > part.prefix] for part in parts if part is not None]
+        drawn = [part.versions[part.sampled > 0] for part in parts if part is not None]
         return min((float(x.min()) for x in drawn if len(x)), default=float("inf"))
 
     def requests(self, replay: Callable[[int, int], Replay | None], expected: float):
@@ -173,8 +173,10 @@ class PendingCall:
             raise
 
         owner = rollouts.owner
-        if len(rollouts.prompts) > len(self.active):  # several requests of one prompt
-            place = {a.prompt.visit: i for i, a in enumerate(self.active)}
+        visits = [a.prompt.visit for a in self.active]
+        moved = [p.visit for p in rollouts.prompts] != visits  # begun samples come first
+        if moved:
+            place = {visit: i for i, visit in enumerate(visits)}
             owner = np.array([place[p.visit] for p in rollouts.prompts])[owner]
 
         def column(values):
@@ -192,7 +194,6 @@ class PendingCall:
             versions = np.where(begun, first, versions)
             held = np.arange(known.shape[1]) < rollouts.lengths[:, None]
             token_versions = np.where(held, np.where(known < 0, self.version, known), 0)
-        order = np.argsort(owner, kind="stable")
         rollouts = dataclasses.replace(
             rollouts,
             versions=versions,
@@ -200,8 +201,9 @@ class PendingCall:
             estimates=column([a.estimate for a in self.active]),
             token_versions=token_versions,
         )
-        if len(rollouts.prompts) == len(self.active):
+        if not moved:
             return rollouts, stats
+        order = np.argsort(owner, kind="stable")
         fields = {name: getattr(rollouts, name)[order] for name in SAMPLE_FIELDS | TOKEN_FIELDS}
         return Rollouts([a.prompt for a in self.active], owner[order], **fields), stats
 
@@ -331,18 +333,21 @@ class CallPlan:
         going = []
         waiting = []
         room = buffer.free
+        contexts = self.capacity
         samples = 0
         for prompt in active:
             may_complete = self._at_once or prompt.judged
-            fits = samples + prompt.missing <= self._samples and len(going) < self.capacity
+            begun = 0 if prompt.begun is None else int((prompt.begun.sampled > 0).sum())
+            starts = prompt.missing > begun
+            fits = samples + prompt.missing <= self._samples and contexts >= starts
             if fits and not waiting and (room or not may_complete):
                 going.append(prompt)
                 samples += prompt.missing
+                contexts -= starts
                 room -= may_complete
             else:
                 waiting.append(prompt)
-        fresh = -(-(self._config.in_flight - samples) // self._first)
-        fresh = min(fresh, self._config.screen_prompts, self.capacity - len(going))
+        fresh = min(-(-(self._config.in_flight - samples) // self._first), contexts)
         if self._at_once:
             fresh = min(fresh, room)
         return going, waiting, 0 if waiting else max(0, fresh)
@@ -400,13 +405,15 @@ def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
     """(prompts, samples) that one generation call must be able to hold.
 
     A call has at most `screen_prompts` new prompts, and with two-phase rules as many accepted ones.
-    Further prompts wait for a later call.
+    Further prompts wait for a later call. With `in_flight` it has as many prompts as that takes;
+    samples that were begun need contexts besides.
     """
     in_flight = min(config.buffer_groups, config.screen_prompts) if two_phase(rule) else 0
     prompts = in_flight + config.screen_prompts
     least = getattr(rule, "least_first_samples", rule.first_samples)
     samples = in_flight * (rule.max_samples - least) + config.screen_prompts * rule.first_samples
     if config.in_flight:
+        prompts = max(prompts, -(-config.in_flight // least))
         samples = max(samples, config.in_flight + rule.max_samples)
     return prompts, samples
 

@@ -110,6 +110,26 @@ def test_each_token_has_the_log_prob_of_its_version(weights):
     assert several >= 4
 
 
+def test_groups_are_those_of_their_prompts_in_whatever_order_requests_stand(weights):
+    """As many requests as prompts, of which the first goes on and the second was begun."""
+    generator = of_mesh(make_mesh())
+    taken = PromptStream(prompts(2), seed=0).take(2)
+    first = ActivePrompt(taken[0], want=2)
+    second = ActivePrompt(taken[1], want=1)
+    _, (asked,) = second.requests(lambda first, count: None, 0.0)
+    drawn, _ = generator.dispatch(weights[0], [asked]).result()
+    second.begun = dataclasses.replace(drawn, lengths=np.array([1]), unfinished=np.array([True]))
+    active = [first, second]
+    pairs = [a.requests(lambda first, count: None, 0.0) for a in active]
+    requests = [r for begun, _ in pairs for r in begun] + [r for _, new in pairs for r in new]
+    assert [r.prompt for r in requests] == [taken[1], taken[0]]
+    rollouts, _ = PendingCall(active, 9, generator.dispatch(weights[0], requests, 3)).result()
+    assert rollouts.sizes.tolist() == [2, 1]
+    for group, a in zip(rollouts.groups(), active):
+        assert group.prompt is a.prompt
+    assert rollouts.versions.tolist() == [9, 9, 0]
+
+
 class InParts(FakeGenerator):
     """Draws responses of one to nine tokens, the last of which says whether they are right, in a
     few slots, until enough have ended.
@@ -278,6 +298,7 @@ def test_a_real_run_repeats_and_resumes(tmp_path):
     [
         ({"driver.in_flight": -1}, "config.driver.in_flight must be 0"),
         ({"driver.in_flight": 8}, "must be 0, or at least 16: config.sampler.slots"),
+        ({"driver.in_flight": 48, "driver.max_age": 0}, "config.driver.max_age=0 drops every"),
         ({"driver.in_flight": 48, "driver.depth": 1}, "needs config.driver.depth=0, got 1"),
         ({"driver.in_flight": 48, "driver.where": "in_loop"}, "config.driver.where='host'"),
     ],

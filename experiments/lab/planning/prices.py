@@ -189,7 +189,8 @@ def read_dry_run(path: Path) -> dict[str, Any]:
 
 def _contexts(config: Config) -> int:
     """Room for contexts on a shard, as `Generator` has it."""
-    return _room(config, capacities(config.rule, config.driver)[0])
+    begun = config.sampler.slots if config.driver.in_flight else 0
+    return _room(config, capacities(config.rule, config.driver)[0] + begun)
 
 
 def _room(config: Config, prompts: int) -> int:
