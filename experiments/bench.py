@@ -16,6 +16,8 @@
                                               processor: are the verdicts the same? (six)
     python experiments/bench.py packing       supervised updates in pieces against padded
                                               rows (one)
+    python experiments/bench.py prefixes      updates with a group's common prefix computed once
+                                              against whole rows (two)
     python experiments/bench.py end_to_end    training with the rule in the loop against host-driven
                                               training (three)
     python experiments/bench.py serving       the HTTP server against the sampler, requests at once
@@ -72,6 +74,7 @@ KNOWN = (
     "scoring",
     "verdicts",
     "packing",
+    "prefixes",
     "end_to_end",
     "serving",
     "scaling",

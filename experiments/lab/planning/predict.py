@@ -38,7 +38,8 @@ class Prediction:
         sum.
       samples, tokens, trained: a step: drawn, of these tokens, and tokens of rows trained on.
       calls, decode_steps: a step. busy: share of slots that decode. accepted: share of prompts
-        screened. informative: groups with right and wrong answers, a step.
+        screened. informative: groups with right and wrong answers, a step. age, oldest: updates
+        since the responses that are trained on were begun, mean and largest.
       prices: what it was priced with.
     """
 
@@ -55,6 +56,8 @@ class Prediction:
     accepted: float = 0.0
     groups: float = 0.0
     informative: float = 0.0
+    age: float = 0.0
+    oldest: int = 0
     prices: Prices | None = None
 
     def hours(self, steps: int) -> float:
@@ -238,6 +241,8 @@ def priced(
         accepted=sum(s.accepted for s in run) / max(sum(s.screened for s in run), 1),
         groups=mean(s.groups for s in run),
         informative=mean(s.informative for s in run),
+        age=mean(s.ages.mean() for s in run),
+        oldest=max(int(s.ages.max()) for s in run),
         prices=prices,
     )
 

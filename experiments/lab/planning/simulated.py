@@ -109,7 +109,7 @@ class Step:
       calls: of generation. host: seconds that the driver itself took, on this machine. screened,
         accepted, groups, informative: prompts. rows: i64[R], tokens of each row that is trained on.
         owner: i64[R], which group it is of. shared: i64[R], its first tokens that all of the group
-        have.
+        have. ages: i64[R], updates since each was begun.
     """
 
     calls: list[Call]
@@ -121,6 +121,7 @@ class Step:
     rows: np.ndarray
     owner: np.ndarray
     shared: np.ndarray
+    ages: np.ndarray
 
 
 def serve(
@@ -303,6 +304,7 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
                 outcomes.prompt_length + rollouts.lengths.astype(np.int64),
                 rollouts.owner.astype(np.int64),
                 outcomes.prompt_length - 1 + _replayed(rollouts),
+                version - rollouts.versions.astype(np.int64),
             )
         )
     return found

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lab.benchmark import packing
+from lab.benchmark import packing, prefixes
 
 
 def test_lengths_are_those_of_gsm8k():
@@ -46,3 +46,15 @@ def test_table():
     )
     assert text.splitlines()[4].split() == ["pieces", "1.50", "200", "250"]
     assert "pieces / padded: 2.50" in text
+
+
+@pytest.mark.usefixtures("quick_compiles")
+def test_prefixes_once_give_the_gradients_of_whole_rows():
+    numbers = prefixes.run(prefixes.SMALL, 1, lambda text: None)
+    assert prefixes.verdicts(numbers) == {"same gradients": True}
+    for found in numbers["cases"].values():
+        assert found["once"] < found["tokens"] <= found["computed"]["whole rows"]
+        assert found["once"] <= found["computed"]["prefixes once"]
+    lines = prefixes.table(numbers).splitlines()
+    assert lines[2].startswith("GRPO: 2 groups of 4 rows, the first 8 of at most 24 tokens")
+    assert sum("times as fast" in line for line in lines) == 2

@@ -68,7 +68,7 @@ def test_a_step_is_its_calls_its_verdicts_and_its_pieces():
     call = Call([Served(2, {8: 10}, 0.0)], 8, 60)
     rows = np.full(8, 20)
     owner = np.repeat([0, 1], 4)
-    step = Step([call, call], 0.03, 10, 4, 2, 1, rows, owner, 0 * rows)
+    step = Step([call, call], 0.03, 10, 4, 2, 1, rows, owner, 0 * rows, 0 * rows)
     p = priced("rloo", config, [step], OUTCOMES, PRICES, 0)
     assert p.phases == {
         "prefill": pytest.approx(1.5),
@@ -96,6 +96,7 @@ def test_scoring_passes_minibatches_depth_and_evaluation_are_charged():
         1,
         np.full(8, 20),
         np.repeat([0, 1], 4),
+        np.zeros(8, int),
         np.zeros(8, int),
     )
 
