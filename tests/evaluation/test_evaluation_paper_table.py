@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from rl_speed.config import presets
 from rl_speed.data.held_out import parse_files
 from rl_speed.evaluation.report import suite_table
 
 
+@pytest.mark.slow  # the laboratory
 def test_every_policy_on_every_benchmark(launch, tmp_path):
     questions = [
         {"question": f"{a}+{b}+{a}", "answer": str((2 * a + b) % 10)}

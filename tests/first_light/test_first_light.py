@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow  # the laboratory
+
 OK = """
 import argparse, json, pathlib
 parser = argparse.ArgumentParser()

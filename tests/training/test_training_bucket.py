@@ -108,6 +108,7 @@ def test_a_checkpoint_there_is_as_one_here(folder, tmp_path):
     saver.close()
 
 
+@pytest.mark.slow  # in a local folder: test_training_faults.py
 def test_half_and_damaged_ones_are_passed_over_and_their_places_are_free(folder, tmp_path):
     owner = owner_of(folder, tmp_path)
     saver = Checkpointer(folder, 3, owner=owner)

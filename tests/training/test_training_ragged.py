@@ -358,8 +358,20 @@ FORMS = [(loss, "token_mean") for loss in objectives.LOSSES]
 FORMS += [("ppo", aggregation) for aggregation in AGGREGATIONS if aggregation != "token_mean"]
 
 
+def first(loss, aggregation):
+    """Whether a form is in the first part of the tests."""
+    return aggregation != "token_mean" or loss in ("ppo", "gspo")
+
+
 @pytest.mark.parametrize(
-    "loss, aggregation, sharing", [*((*form, 2.0) for form in FORMS), (*FORMS[0], 1.0)]
+    "loss, aggregation, sharing",
+    [
+        *(
+            pytest.param(*form, 2.0, marks=[] if first(*form) else pytest.mark.slow)
+            for form in FORMS
+        ),
+        ("ppo", "token_mean", 1.0),
+    ],
 )
 def test_gradients_are_those_of_padded_rows(params, loss, aggregation, sharing):
     """Several windows, several pieces, rows without a token to train on, prefixes that are computed
