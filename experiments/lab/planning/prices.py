@@ -140,7 +140,8 @@ def of_chip(
         seconds["held"] = 0.0
     draw = by_name["generation"]
     prompts = found["work"]["prompts a call"]
-    of_context = longer * draw.known["KV of prompts"] / _room(config, int(prompts))
+    room = _room(config, int(prompts) + _begun(shared))
+    of_context = longer * draw.known["KV of prompts"] / room
     context = _contexts(config) * of_context
     largest = max(
         p.total + (int(context) - p.known["KV of prompts"] if p is draw else 0) for p in programs
@@ -189,8 +190,12 @@ def read_dry_run(path: Path) -> dict[str, Any]:
 
 def _contexts(config: Config) -> int:
     """Room for contexts on a shard, as `Generator` has it."""
-    begun = config.sampler.slots if config.driver.in_flight else 0
-    return _room(config, capacities(config.rule, config.driver)[0] + begun)
+    return _room(config, capacities(config.rule, config.driver)[0] + _begun(config))
+
+
+def _begun(config: Config) -> int:
+    """Contexts besides, for samples that a call left unfinished."""
+    return config.sampler.slots if config.driver.in_flight else 0
 
 
 def _room(config: Config, prompts: int) -> int:
