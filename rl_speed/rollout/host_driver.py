@@ -556,12 +556,19 @@ class HostDriver:
             unpack_cached(self._active, state["cached"])
 
     def _check_sizes(self) -> None:
-        """Raises ValueError if groups of the checkpoint do not fit into a batch."""
+        """Raises ValueError if groups of the checkpoint do not fit into a batch, or if samples go on
+        that a call has no room for.
+        """
+        coming = [*self._active, *(a for call in self._pending for a in call.active)]
+        if not self.config.in_flight and any(a.begun is not None for a in coming):
+            raise ValueError(
+                "the checkpoint has samples that go on in the next call, which needs "
+                "config.driver.in_flight: resume with the value of the saved run"
+            )
         if needs(self.rule, "budgets") or group_size(self.rule) < self.rule.max_samples:
             return  # groups of many sizes share a batch, or not all samples are trained on
         if self.buffer.max_age == 0:
             return  # complete groups and prompts in flight expire before the next step
-        coming = [*self._active, *(a for call in self._pending for a in call.active)]
         largest = max(self.buffer.largest, *(a.want for a in coming), 0)
         if largest > self.rule.max_samples:
             raise ValueError(

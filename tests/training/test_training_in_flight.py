@@ -233,6 +233,9 @@ def test_a_driver_goes_on_from_its_state():
     steps(before, 0, 4)
     before.start_next(None, 4)
     assert sum(a.begun is not None for call in before._pending for a in call.active) > 0
+    without, _ = driver_of(Speed(4, 8), in_flight=0)
+    with pytest.raises(ValueError, match=r"needs config\.driver\.in_flight: resume with"):
+        without.load_state_dict(before.state_dict())
     after, _ = driver_of(Speed(4, 8))
     after.stream.load_state_dict(before.stream.state_dict())
     after.load_state_dict(before.state_dict())
