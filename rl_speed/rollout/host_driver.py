@@ -556,8 +556,8 @@ class HostDriver:
             unpack_cached(self._active, state["cached"])
 
     def _check_sizes(self) -> None:
-        """Raises ValueError if groups of the checkpoint do not fit into a batch, or if samples go on
-        that a call has no room for.
+        """Raises ValueError if groups of the checkpoint do not fit into a batch, or if there are
+        unfinished samples, for which a call has no room without `in_flight`.
         """
         coming = [*self._active, *(a for call in self._pending for a in call.active)]
         if not self.config.in_flight and any(a.begun is not None for a in coming):
