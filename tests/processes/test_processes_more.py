@@ -56,7 +56,7 @@ def test_a_run_moves_between_meshes(run, whole, tmp_path):
 
     A sample is drawn by the key of its prompt and its place, not by its slot, so that tokens agree;
     the slots of a mesh decide how long a call decodes, and at which of its iterations a sample
-    ends, which is not compared.
+    ends, and its shards how an update is padded, which is not compared.
     """
     often = {"checkpoints.keep": 9, "evaluation.every": 2}
     for steps, processes, devices in ((2, 1, 1), (4, 1, 4), (6, 2, 4), (8, 1, 1)):
@@ -70,6 +70,7 @@ def test_a_run_moves_between_meshes(run, whole, tmp_path):
         for left in (parts, one):
             for line in left.metrics:
                 assert line.pop("rollout/decode_steps") > 0 and line.pop("rollout/slot_use") > 0
+                assert line.pop("train/padding") >= 1
             for name in [name for name in left.arrays if "end_steps" in name]:
                 del left.arrays[name]
         assert_same(parts, one, exactly=False)
