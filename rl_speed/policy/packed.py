@@ -324,22 +324,23 @@ def _spread(kernel, q, k, v, segment_ids, prefix):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
 def _switched(q, k, v, segment_ids, which, prefix, windows, config, layer_window):
-    def branch(window):
-        def attend(q, k, v):
-            return banded_attention(
-                q,
-                k,
-                v,
-                segment_ids=segment_ids,
-                window=window,
-                config=config,
-                layer_window=layer_window,
-                prefix=prefix,
-            )
+    branches = _branches(segment_ids, prefix, windows, config, layer_window)
+    return jax.lax.switch(which, branches, q, k, v)
 
-        return attend
 
-    return jax.lax.switch(which, [branch(window) for window in windows], q, k, v)
+def _branches(segment_ids, prefix, windows, config, layer_window):
+    """Returns a function (q, k, v) -> attention for each window."""
+    return [
+        functools.partial(
+            banded_attention,
+            segment_ids=segment_ids,
+            window=window,
+            config=config,
+            layer_window=layer_window,
+            prefix=prefix,
+        )
+        for window in windows
+    ]
 
 
 def _forward(q, k, v, segment_ids, which, prefix, *settings):
@@ -352,28 +353,12 @@ def _backward(windows, config, layer_window, saved, out_gradient):
     # scores of every branch, with zeros for branches that were not taken.
     *qkv, segment_ids, which, prefix = saved
 
-    def branch(window):
-        def gradients(q, k, v, out_gradient):
-            def attend(q, k, v):
-                return banded_attention(
-                    q,
-                    k,
-                    v,
-                    segment_ids=segment_ids,
-                    window=window,
-                    config=config,
-                    layer_window=layer_window,
-                    prefix=prefix,
-                )
+    def pulled(attend):
+        return lambda q, k, v, out_gradient: jax.vjp(attend, q, k, v)[1](out_gradient)
 
-            return jax.vjp(attend, q, k, v)[1](out_gradient)
-
-        return gradients
-
+    branches = map(pulled, _branches(segment_ids, prefix, windows, config, layer_window))
     with full_precision(config):
-        gradients = jax.lax.switch(
-            which, [branch(window) for window in windows], *qkv, out_gradient
-        )
+        gradients = jax.lax.switch(which, list(branches), *qkv, out_gradient)
     return *gradients, None, None, None
 
 

@@ -67,11 +67,14 @@ class ActivePrompt:
         drawn = [part.versions[part.sampled > 0] for part in parts if part is not None]
         return min((float(x.min()) for x in drawn if len(x)), default=float("inf"))
 
-    def requests(self, replay: Callable[[int, int], Replay | None], expected: float):
+    def requests(
+        self, replay: Callable[[int, int], Replay | None], expected: float
+    ) -> tuple[list[SampleRequest], list[SampleRequest]]:
         """Returns (a request for each begun sample that has tokens, requests for the others).
 
         Args:
-          replay: replayed prefixes of `count` samples from `first` on.
+          replay: (first, count) -> replayed prefixes of these samples. expected: see
+            `SampleRequest`.
         """
         begun = []
         index = np.arange(self.launched, self.want)

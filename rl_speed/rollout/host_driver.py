@@ -297,12 +297,11 @@ class HostDriver:
         """Builds the requests of a generation call: samples that were begun, then the next samples
         of each prompt.
         """
-        begun, others = [], []
-        for a, tokens in zip(active, expected, strict=True):
-            replay = functools.partial(self.screening.replay, a.cached, a.prompt)
-            for requests, mine in zip((begun, others), a.requests(replay, tokens)):
-                requests += mine
-        return begun + others
+        asked = [
+            a.requests(functools.partial(self.screening.replay, a.cached, a.prompt), tokens)
+            for a, tokens in zip(active, expected, strict=True)
+        ]
+        return [r for begun, _ in asked for r in begun] + [r for _, rest in asked for r in rest]
 
     def _begin(self, fresh: Sequence[ActivePrompt], params: Any) -> None:
         """Gives new prompts their estimates, budgets, first number of samples, and replayed

@@ -234,9 +234,8 @@ def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, 
         held = config.data.max_prompt_length + length.astype(np.int32)
         table = Rows.alone(jnp.asarray(held))
         if shape.sharing:
-            family = np.arange(rows, dtype=np.int32) * config.group_size % rows
             shared = np.full(rows, config.data.max_prompt_length - 1, np.int32)
-            table = Rows(table.length, shared, np.sort(family))
+            table = Rows(table.length, shared, table.family // config.group_size)
         count = int(jax.jit(make_plan, static_argnums=1)(table, shape).count)
         found[name] = count * shape.tokens / int(table.tokens())
     return found

@@ -74,9 +74,11 @@ class PieceShape:
             return -(-int(tokens) // largest.block) * largest.block
 
         tokens = blocks(max(micro_tokens or rows * width // 32, largest.size))
-        whole = blocks(tokens * sharing)
-        if sharing > 1 and kernel == "xla":
-            whole = max(rows, 2) * tokens  # no limit
+        whole = tokens
+        if sharing > 1:
+            no_limit = max(rows, 2) * tokens
+            whole = max(blocks(tokens * sharing), tokens + largest.block)
+            whole = no_limit if kernel == "xla" else whole
         return cls(tokens, min(rows, 16 * -(-tokens // width)), width, kernel, whole)
 
 
@@ -258,7 +260,7 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
         in_prefix = position < shared[slot]
         return jnp.where(in_prefix, prefix[slot], offset[slot] - shared[slot]) + position
 
-    found = None
+    prefixes = None
     if shape.sharing:
         shares = held & (shared[slot] > 0)
         number = shape.rows + prefix[slot]
@@ -266,15 +268,15 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
         whole = column(plan.whole, shape.whole)
         u = jnp.arange(shape.whole if shape.kernel != "xla" else 0, dtype=jnp.int32)
         owner = _holder(whole, u)
-        place_of_u = jnp.minimum(u - whole[owner], length[owner])
-        inside = (u >= whole[owner]) & (u - whole[owner] < length[owner])
-        found = Prefix(
+        place_in_row = u - whole[owner]
+        inside = (place_in_row >= 0) & (place_in_row < length[owner])
+        prefixes = Prefix(
             segment=jnp.where(shares, number, segment),
             start=jnp.where(shares, prefix[slot], t),
             position=position,
-            spread=jnp.where(inside, index(owner, place_of_u), 0),
+            spread=jnp.where(inside, index(owner, place_in_row), 0),
             spread_segment=jnp.where(inside, owner, -1),
-            back=jnp.where(held, jnp.minimum(whole[slot], shape.whole) + position, 0),
+            back=jnp.where(held, whole[slot] + position, 0),
         )
     columns = jnp.arange(tokens_RxW.shape[1] - 1)[None]
     at = jnp.minimum(index(jnp.arange(shape.rows)[:, None], columns), shape.tokens - 1)
@@ -282,7 +284,7 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
         tokens,
         segment,
         position,
-        prefix=found,
+        prefix=prefixes,
         row=row,
         used=used,
         at=at,
