@@ -52,6 +52,14 @@ def rows_of(lengths, seed, most):
     return Rows(*(x.astype(np.int32) for x in (lengths, np.minimum(shared, least) // 2, family)))
 
 
+@pytest.mark.parametrize("kernel", ["xla", "cudnn", "splash"])
+def test_rows_share_as_soon_as_they_are_asked_to(kernel):
+    """Rows would have prefixes, and attention none, if a small number were rounded off."""
+    for sharing in (1.0001, 1.5, 4.0):
+        assert PieceShape.of(7, 9, 9, kernel, sharing).sharing
+    assert not PieceShape.of(7, 9, 9, kernel, 1.0).sharing
+
+
 @pytest.mark.parametrize("sharing", [1.0, 2.0])
 @pytest.mark.parametrize("kernel", ["xla", "cudnn"])
 @pytest.mark.parametrize(
