@@ -15,6 +15,7 @@ ORDER = [
     "rewards",
     "data",
     "policy",
+    "environments",
     "config",
     "estimates",
     "replay",

@@ -96,6 +96,7 @@ def check(c: "Config") -> None:
             f"training batch (config.driver.groups = {c.driver.groups})"
         )
     _check_depth(c)
+    _check_environment(c)
     _check_generation_mesh(c)
     _check_rewards(c)
     _check_logging(c)
@@ -589,6 +590,25 @@ def _check_depth(c: "Config") -> None:
             f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth "
             f"({d.depth}): with one call per step, samples are {d.depth} updates old when they are "
             "scored, and all would be dropped"
+        )
+
+
+def _check_environment(c: "Config") -> None:
+    """Checks what turns of an environment need of other sections."""
+    e = c.environment
+    if not e.reply:
+        return
+    _require_one(c, ["environment.max_turns"])
+    if not c.driver.in_flight:
+        least = max(c.sampler.slots, c.rule.max_samples)
+        raise ValueError(
+            f"config.environment.reply={e.reply!r} needs config.driver.in_flight, because a sample "
+            f"goes on in the call after a reply: set it to {least} or more"
+        )
+    if c.replay.window != "none":
+        raise ValueError(
+            f"config.environment.reply={e.reply!r} needs config.replay.window='none', got "
+            f"{c.replay.window!r}: a replayed response would not tell which tokens are replies"
         )
 
 

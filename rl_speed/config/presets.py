@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 
 from rl_speed.config import Config, methods
+from rl_speed.data import scratchpad
 from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.objectives import Ppo
 from rl_speed.policy.prompt_formats import BOX
@@ -22,6 +23,7 @@ EMBEDDED: Words = (
     ("speed_rloo", *(name for name in methods.METHODS if name != "speed_rloo")),
     tuple(TASKS),
 )
+ENVIRONMENTS: Words = (("again", "calculator"), EMBEDDED[0])
 SPEED: Words = (
     ("speed_rloo", "rloo", "speed_dapo", "dapo", "forecast_rloo", "forecast_dapo"),
     ("numina", "dapo17k", "deepscaler"),
@@ -186,6 +188,26 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     config.optimizer.warmup_steps = 5
     config.training.steps = 120
     return methods.apply(config, method) if method else config
+
+
+def with_environment(variant: str = "") -> Config:
+    """Returns an embedded task with an environment: "again" (a wrong answer is asked again) or
+    "calculator" (the results of written steps are filled in).
+    """
+    name, method = choose(variant, ENVIRONMENTS)
+    config = embedded(method, "chain" if name == "again" else "scratchpad")
+    # Twice the slots: a sample waits for the next call after a reply, and its slot must not.
+    config.driver.in_flight = 2 * config.sampler.slots
+    if name == "again":
+        config.environment.reply = "ask_again"
+        # Two answers, and the question between them.
+        config.sampler.max_new = 2 * config.sampler.max_new + config.data.max_prompt_length
+    else:
+        config.environment.reply = "table"
+        config.environment.stop = scratchpad.EQUALS
+        config.environment.max_turns = scratchpad.MAX_STEPS + 1  # as many lines as a response has
+        config.environment.judged = "whole"
+    return config
 
 
 def tiny(

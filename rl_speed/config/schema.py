@@ -15,6 +15,7 @@ from rl_speed.config import dotted
 from rl_speed.config.checks import check
 from rl_speed.data.held_out import EVALUATION_FILES, HELD_OUT_OF_TRAIN, NamedFile, parse_files
 from rl_speed.data.tasks import TASKS
+from rl_speed.environments import ENVIRONMENTS
 from rl_speed.named import chosen, one_of
 from rl_speed.objectives import (
     ADVANTAGES,
@@ -411,6 +412,21 @@ class Reward:
 
 
 @dataclass
+class Environment:
+    # Replies to the policy when its turn ends, and the policy goes on: "again" (tells that the
+    # answer is wrong), "ask_again" (puts the question again), "calculator" (writes the value of
+    # "<<3*4="), "table" (results of the task "scratchpad"), or a function of yours,
+    # "module:function". Empty: none. Its tokens are not trained on. Needs driver.in_flight. Runs in
+    # workers, with the limits of `reward`; rl_speed/rollout/README.md shows how to write one.
+    reply: str = one_of("", ENVIRONMENTS, function=True)
+    max_turns: int = 1  # most replies in a response
+    # Texts that end a turn, besides the end tokens, separated by blanks; each must be one token.
+    stop: str = ""
+    # What the reward reads: the policy's "last" turn, or the "whole" response with the replies.
+    judged: str = one_of("last", "whole")
+
+
+@dataclass
 class Training:
     steps: int = 200  # RL steps
     # Stop after this many seconds of training steps; evaluation and compilation do not count (0: no
@@ -515,6 +531,7 @@ class Config:
     objective: Objective = field(default_factory=Objective)
     optimizer: Optimizer = field(default_factory=Optimizer)
     reward: Reward = field(default_factory=Reward)
+    environment: Environment = field(default_factory=Environment)
     training: Training = field(default_factory=Training)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     generation_mesh: GenerationMesh = field(default_factory=GenerationMesh)

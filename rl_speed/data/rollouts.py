@@ -10,7 +10,12 @@ import numpy as np
 from rl_speed.data.prompts import Prompt
 
 # Field of a sample -> dtype, in saved order. Token fields are ragged: `lengths` entries in a row.
-TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32, "token_versions": np.int32}
+TOKEN_FIELDS = {
+    "tokens": np.int32,
+    "logprobs": np.float32,
+    "token_versions": np.int32,
+    "source": np.int8,
+}
 SAMPLE_FIELDS = {
     "lengths": np.int32,
     "rewards": np.float32,
@@ -20,11 +25,16 @@ SAMPLE_FIELDS = {
     "truncated": np.bool_,
     "correct": np.bool_,
     "estimates": np.float32,
-    "prefix": np.int32,
     "nonfinite": np.bool_,
     "end_steps": np.int32,
     "unfinished": np.bool_,
+    "given_rewards": np.float32,
 }
+# Fields whose default is NaN.
+_UNKNOWN = ("rewards", "estimates", "given_rewards")
+# Where a response token is from: a policy of this run, a replayed response, or an environment. Only
+# those of the policy are sampled; those of an environment are never trained on.
+POLICY, CACHED, ENVIRONMENT = range(3)
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,16 +47,19 @@ class Rollouts:
       prompts: the P prompts; `visit` is that of the samples.
       owner: i32[R], ascending: index of each sample's prompt in `prompts`; also its group id.
       tokens: i32[R, T], response tokens with the end token; zero beyond the length.
-      lengths: i32[R], number of response tokens, a replayed prefix included.
+      lengths: i32[R], number of response tokens, of any source.
       logprobs: f32[R, T], log-probs of the policy that sampled each token; zero beyond the length
-        and on a replayed prefix.
+        and for tokens of another source.
       sample_index: i32[R]; (visit, sample_index) identifies a sample.
       truncated: bool[R], whether the sample ended at its token limit.
-      prefix: i32[R], number of replayed tokens at the start of the response.
+      source: i8[R, T], where each token is from: POLICY (default), CACHED or ENVIRONMENT. Replayed
+        tokens come first in a response.
       nonfinite: bool[R], whether the sample ended because its logits gave no valid distribution.
         Such a sample is incorrect and is not trained on.
       end_steps: i32[R], iteration of the decode loop at which the sample ended; 0: not recorded.
       rewards: f32[R]; NaN: not scored.
+      given_rewards: f32[R], value that an environment gave in place of the verifier's; NaN
+        (default): none.
       correct: bool[R], the verifier's verdict before reward shaping; default: rewards > 0.5.
       versions: i32[R], policy version when the sample was begun: the number of updates before.
       token_versions: i32[R, T], policy version that drew each token; default: `versions`. Zero
@@ -56,8 +69,7 @@ class Rollouts:
       estimates: f32[R], estimate of the prompt's pass rate before the visit; NaN (default): none.
 
     Raises:
-      ValueError: shapes differ, owners are out of order or range, a length is outside [0, T], or a
-        prefix is longer than its response.
+      ValueError: shapes differ, owners are out of order or range, or a length is outside [0, T].
     """
 
     prompts: Sequence[Prompt]
@@ -67,7 +79,7 @@ class Rollouts:
     logprobs: np.ndarray
     sample_index: np.ndarray
     truncated: np.ndarray
-    prefix: np.ndarray | None = None
+    source: np.ndarray | None = None
     nonfinite: np.ndarray | None = None
     end_steps: np.ndarray | None = None
     rewards: np.ndarray | None = None
@@ -77,6 +89,7 @@ class Rollouts:
     estimates: np.ndarray | None = None
     token_versions: np.ndarray | None = None
     unfinished: np.ndarray | None = None
+    given_rewards: np.ndarray | None = None
 
     def __post_init__(self):
         self.prompts, count = tuple(self.prompts), len(self.lengths)
@@ -86,19 +99,19 @@ class Rollouts:
             versions = np.zeros(count) if self.versions is None else np.asarray(self.versions)
             held = _valid(np.shape(self.tokens)[-1], np.asarray(self.lengths))
             self.token_versions = np.where(held, versions[:, None], 0)
+        if self.source is None:
+            self.source = np.full(np.shape(self.tokens), POLICY)
         for name, dtype in {"owner": np.int32, **TOKEN_FIELDS, **SAMPLE_FIELDS}.items():
             value = getattr(self, name)
             if value is None:
-                value = np.full(count, np.nan if name in ("rewards", "estimates") else 0)
+                value = np.full(count, np.nan if name in _UNKNOWN else 0)
             setattr(self, name, np.asarray(value, dtype))
         of = f"rollouts of {len(self.prompts)} prompts"
         if len(self.prompts) == 1:
             of = f"rollouts of prompt {self.prompts[0].id!r}"
-        if self.tokens.ndim != 2 or self.logprobs.shape != self.tokens.shape:
-            raise ValueError(
-                f"{of}: tokens and logprobs must share one shape [R, T], got {self.tokens.shape} "
-                f"and {self.logprobs.shape}"
-            )
+        shapes = {name: getattr(self, name).shape for name in TOKEN_FIELDS}
+        if self.tokens.ndim != 2 or len(set(shapes.values())) > 1:
+            raise ValueError(f"{of}: {', '.join(shapes)} must share one shape [R, T], got {shapes}")
         for name in ("owner", *SAMPLE_FIELDS):
             if getattr(self, name).shape != self.tokens.shape[:1]:
                 raise ValueError(
@@ -115,8 +128,6 @@ class Rollouts:
             raise ValueError(f"{of}: owners must ascend within [0, {len(self.prompts)})")
         if not (0 <= self.lengths.min() and self.lengths.max() <= self.tokens.shape[1]):
             raise ValueError(f"{of}: lengths must lie in [0, {self.tokens.shape[1]}]")
-        if not (0 <= self.prefix.min() and (self.prefix <= self.lengths).all()):
-            raise ValueError(f"{of}: a replayed prefix must lie in [0, length of its response]")
 
     @classmethod
     def group(cls, prompt: Prompt, **fields: np.ndarray) -> "Rollouts":
@@ -163,6 +174,18 @@ class Rollouts:
             **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)},
         )
 
+    def put(self, rows: np.ndarray, drawn: "Rollouts") -> "Rollouts":
+        """Returns the table with the samples `drawn` in place of those at `rows`."""
+        width = max(self.tokens.shape[1], drawn.tokens.shape[1])
+        fields = {}
+        for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS):
+            new, old = getattr(drawn, name), getattr(self, name)
+            if name in TOKEN_FIELDS:
+                new, old = (np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (new, old))
+            fields[name] = old.copy()
+            fields[name][rows] = new
+        return dataclasses.replace(self, **fields)
+
     def of(self, place: int) -> "Rollouts":
         """Returns the group of the prompt at index `place`."""
         return self.take(slice(*np.searchsorted(self.owner, [place, place + 1])))
@@ -192,15 +215,47 @@ class Rollouts:
         """The smallest policy version among the samples."""
         return int(self.versions.min())
 
+    def _count(self, source: int) -> np.ndarray:
+        return ((self.source == source) & _valid(self.tokens.shape[1], self.lengths)).sum(1)
+
+    @property
+    def prefix(self) -> np.ndarray:
+        """Number of replayed tokens at the start of each response, i64[R]."""
+        return self._count(CACHED)
+
     @property
     def sampled(self) -> np.ndarray:
-        """Number of response tokens of each sample without its replayed prefix, i32[R]."""
-        return self.lengths - self.prefix
+        """Number of response tokens of each sample that a policy drew, i64[R]."""
+        return self._count(POLICY)
 
     @property
     def sampled_tokens(self) -> int:
-        """Number of response tokens without replayed prefixes."""
+        """Number of response tokens that a policy drew."""
         return int(self.sampled.sum())
+
+    def turns(self) -> np.ndarray:
+        """Number of turns of an environment in each response, i64[R]."""
+        theirs = (self.source == ENVIRONMENT) & _valid(self.tokens.shape[1], self.lengths)
+        return (theirs & ~np.pad(theirs, ((0, 0), (1, 0)))[:, :-1]).sum(1)
+
+    def last_turn(self) -> "Rollouts":
+        """Returns the samples with what the policy wrote after the last turn of an environment as
+        their responses.
+        """
+        at = np.arange(self.tokens.shape[1])
+        theirs = (self.source == ENVIRONMENT) & (at < self.lengths[:, None])
+        if not theirs.any():
+            return self
+        start = np.where(theirs, at + 1, 0).max(1)
+        place = at + start[:, None]
+        held = place < self.lengths[:, None]
+        fields = {
+            name: np.where(
+                held, np.take_along_axis(getattr(self, name), np.where(held, place, 0), 1), 0
+            )
+            for name in TOKEN_FIELDS
+        }
+        return dataclasses.replace(self, lengths=self.lengths - start, **fields)
 
 
 def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
@@ -274,6 +329,11 @@ def unpack_prompts(packed: Mapping[str, Any]) -> list[Prompt]:
         )
         for i, (name, text, answer, meta) in enumerate(json.loads(packed["prompt_texts"]))
     ]
+
+
+def sources(prefix: np.ndarray, width: int) -> np.ndarray:
+    """Returns `Rollouts.source` of responses that begin with `prefix` i32[R] replayed tokens."""
+    return np.where(_valid(width, prefix), CACHED, POLICY)
 
 
 def _valid(width: int, lengths: np.ndarray) -> np.ndarray:

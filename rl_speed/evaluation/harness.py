@@ -146,23 +146,27 @@ def run(
     identity = identity_of(asked, made, benchmarks, prompt_length)
     file = ResponseFile(folder, identity, notes or {}, benchmarks, samples, overwrite)
     pieces, piece = capacities(config, len(prompts), questions_per_call)
+    turns = build.build_turns(config, policy, lambda rollouts: judge(rollouts).correct)
+    # A response that goes on after a reply has a context of its own.
+    contexts = pieces if turns is None else pieces * piece
+    longest = prompt_length + (0 if turns is None else config.sampler.max_new)
     sampler = SamplerConfig(
         slots=max(1, config.sampler.slots // row_shards(mesh)),
         max_new=config.sampler.max_new,
         temperature=e.temperature,
         top_k=config.sampler.top_k,
         top_p=e.top_p,
-        end_tokens=policy.end_tokens,
+        end_tokens=build.turn_ends(config, policy),
         prefill_chunk=PREFILL_CHUNK,
     )
     generator = Generator(
         policy.decoder,
         sampler,
         mesh,
-        prompts=pieces,
+        prompts=contexts,
         samples=pieces * piece,
         per_prompt=piece,
-        prompt_length=prompt_length,
+        prompt_length=longest,
         key=build.Keys.of(config.seed).evaluate,
     )
     requests = split_requests(prompts, samples, piece, file.done)
@@ -171,7 +175,7 @@ def run(
     begin = time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
     try:
-        for rollouts, stats in draw_in_calls(generator, policy.params, requests, room, stop):
+        for rollouts, stats in draw_in_calls(generator, policy.params, requests, room, stop, turns):
             file.append(rollouts, judge(rollouts))
             cost += stats
             bar.update(len(rollouts))
@@ -179,6 +183,8 @@ def run(
     finally:
         bar.close()
         file.close()
+        if turns is not None:
+            turns.close()
     if file.done < file.total:
         raise Interrupted(
             f"stopped after {file.done} of {file.total} responses, saved in {folder}: the same "

@@ -17,7 +17,8 @@ MACHINE = (
 ).split()
 ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
-    "data.system reward.verifier reward.mode"
+    "data.system reward.verifier reward.mode environment.reply environment.max_turns "
+    "environment.stop environment.judged"
 ).split()
 # Fields that are not part of the identity. Questions, weights and end tokens have their own entries
 # (`responses.identity_of`), and worker settings do not change the verifier's results.
@@ -82,7 +83,10 @@ def fingerprint(config: Config, questions_per_call: int = 0) -> dict[str, Any]:
     """Settings that determine responses and verdicts. Evaluations with equal ones may share a
     folder.
     """
-    values = {_leaf(path): config.get(path) for path in FIELDS if path not in NO_MATTER}
+    fields = [path for path in FIELDS if path not in NO_MATTER]
+    if not config.environment.reply:
+        fields = [path for path in fields if not path.startswith("environment.")]
+    values = {_leaf(path): config.get(path) for path in fields}
     return {**values, "questions_per_call": questions_per_call}
 
 

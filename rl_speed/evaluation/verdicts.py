@@ -62,6 +62,7 @@ class Judge:
 
     def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
         self._kind = config.reward.verifier
+        self._last_turn = config.environment.judged == "last"
         self._mode = config.reward.mode
         self._tokenizer = policy.tokenizer
         self._end = policy.end_tokens
@@ -82,14 +83,18 @@ class Judge:
             self._jax = JaxScorer(verify, encode)
 
     def __call__(self, rollouts: Rollouts) -> Verdicts:
-        verdicts = self._judge(rollouts)
+        view = rollouts.last_turn() if self._last_turn else rollouts
+        verdicts = self._judge(view)
+        if view is not rollouts:
+            texts = decode_responses(self._tokenizer, rollouts, self._end)
+            verdicts = dataclasses.replace(verdicts, texts=texts)
+        given = rollouts.given_rewards
+        correct = np.where(np.isnan(given), verdicts.correct, given > 0.5) & ~rollouts.nonfinite
         causes = [
             NONFINITE if broken else cause
             for broken, cause in zip(rollouts.nonfinite, verdicts.causes)
         ]
-        return dataclasses.replace(
-            verdicts, correct=verdicts.correct & ~rollouts.nonfinite, causes=causes
-        )
+        return dataclasses.replace(verdicts, correct=correct, causes=causes)
 
     def _judge(self, rollouts: Rollouts) -> Verdicts:
         texts = decode_responses(self._tokenizer, rollouts, self._end)

@@ -207,13 +207,37 @@ class PromptEncoder:
         if self._form.chat:
             own = [{"role": "system", "content": system}] if system else []
             turns = [*self._turns, *own, {"role": "user", "content": text}]
-            text = render_chat(
-                self._tokenizer, turns, generation=True, of=f"config.data.prompt={self._template!r}"
-            )
+            text = self._opened(turns)
+        return self._with_opening(text)
+
+    def _opened(self, turns: Sequence[Mapping[str, str]]) -> str:
+        return render_chat(
+            self._tokenizer, turns, generation=True, of=f"config.data.prompt={self._template!r}"
+        )
+
+    def _with_opening(self, text: str) -> str:
         opening = self._form.opening
-        if opening and not text.rstrip().endswith(opening.rstrip()):
-            text += opening
-        return text
+        return text if not opening or text.rstrip().endswith(opening.rstrip()) else text + opening
+
+    def reply(self, text: str, role: str = "", closed: bool = True) -> list[int]:
+        """Returns the token ids of a text between two turns of the assistant.
+
+        Args:
+          role: "user" makes it a user's turn of the chat template, if the format has one; "" adds
+            the text as it is.
+          closed: whether the assistant's turn before it ended with an end token; otherwise a user's
+            turn begins with the template's.
+        """
+        if not (role and self._form.chat):
+            return self.guard.encode(self.guard.protect(text))
+        turns = [
+            {"role": "user", "content": "1"},
+            {"role": "assistant", "content": MARK},
+            {"role": role, "content": self.guard.protect(text)},
+        ]
+        ids = self.guard.encode(self._with_opening(self._opened(turns).partition(MARK)[2]))
+        end = list(response_end(self._tokenizer))
+        return ids[len(end) :] if closed and ids[: len(end)] == end else ids
 
     def __call__(self, question: str, system: str = "") -> list[int]:
         """Returns the token ids of a question's prompt; `system` is the row's own system turn."""

@@ -272,6 +272,12 @@ class _Counted:
     def close(self) -> None: ...
 
 
+def _or_given(rollouts: Rollouts, values: np.ndarray) -> np.ndarray:
+    """Returns the values, or what an environment gave."""
+    given = rollouts.given_rewards
+    return np.where(np.isnan(given), values, given).astype(values.dtype)
+
+
 class RewardScorer:
     """Computes correctness and training rewards, for the driver.
 
@@ -288,6 +294,11 @@ class RewardScorer:
       functions: the functions of `config.extra`, in order.
       hosts: the processes that share the scoring (`rl_speed.runtime.hosts.Hosts`); None: only this
         process.
+      last_turn: whether rewards read only what follows the last turn of an environment. The length
+        penalty always counts the whole response.
+
+    Attributes:
+      turns: lets an environment reply (`environments.turns.Turns`); None: there is none.
     """
 
     def __init__(
@@ -299,8 +310,11 @@ class RewardScorer:
         end_tokens: Sequence[int],
         functions: FunctionRewards | None = None,
         hosts: Any = None,
+        last_turn: bool = False,
     ):
         self.verify = verify
+        self.turns: Any = None
+        self._last_turn = last_turn
         self._config = config
         self._max_new = max_new
         self._hosts = hosts
@@ -317,7 +331,7 @@ class RewardScorer:
         self._watch = FailureWatch()
 
     def try_out(self, prompt: Prompt, held_out: Sequence[Prompt] = ()) -> None:
-        """Calls users' functions for a made-up response to the prompt.
+        """Calls users' functions, and the environment, for a made-up response to the prompt.
 
         A user's verifier is also called for a made-up response to each prompt of `held_out`.
 
@@ -332,12 +346,14 @@ class RewardScorer:
                     workers.try_out(known_fields(about))
                 except ValueError as error:
                     raise ValueError(f"config.reward.{name}: {error}") from None
+        if self.turns is not None:
+            self.turns.try_out(prompt)
 
     def __call__(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
         """Returns (rewards f32[R] for training, correct bool[R] for filters and reports)."""
         found = self._shared(rollouts, lambda mine: dict(self._parts(mine)), "scores")
         self._require_values(found, rollouts)
-        verdict = found["accuracy"]
+        verdict = found["accuracy"] = _or_given(rollouts, found["accuracy"])
         rewards = np.zeros(len(verdict), np.float32)
         self._scored += len(verdict)
         for name, weight in self._weights().items():
@@ -360,7 +376,7 @@ class RewardScorer:
             rollouts, lambda mine: dict(self._verdict(mine, None)), "held-out verdicts"
         )
         self._require_values(found, rollouts)
-        return (found["accuracy"] > 0.5) & ~rollouts.nonfinite
+        return (_or_given(rollouts, found["accuracy"]) > 0.5) & ~rollouts.nonfinite
 
     def _shared(
         self, rollouts: Rollouts, score: Callable[[Rollouts], dict[str, np.ndarray]], what: str
@@ -428,6 +444,7 @@ class RewardScorer:
     def _verdict(
         self, rollouts: Rollouts, texts: list[str] | None
     ) -> Iterator[tuple[str, np.ndarray]]:
+        rollouts = rollouts.last_turn() if self._last_turn else rollouts
         if isinstance(self.verify, TextScorer):
             yield from self._judged("accuracy", self.verify.detailed(rollouts, texts))
         else:
@@ -438,6 +455,8 @@ class RewardScorer:
         `_judged`.
         """
         c = self._config
+        lengths = rollouts.lengths
+        rollouts = rollouts.last_turn() if self._last_turn else rollouts
         reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
         texts = decode_responses(self._tokenizer, rollouts, self._end) if reads else None
         yield from self._verdict(rollouts, texts)
@@ -450,7 +469,7 @@ class RewardScorer:
             yield "language", language_reward(texts)
         if c.overlong_buffer > 0:
             limits = (self._max_new, c.overlong_buffer, c.overlong_factor)
-            yield "overlong", np.asarray(overlong_penalty(rollouts.lengths, *limits))
+            yield "overlong", np.asarray(overlong_penalty(lengths, *limits))
         if self._functions is not None:
             values = self._functions.evaluate(known_samples(rollouts, texts, self._end))
             for extra, judged in zip(self._extra, values, strict=True):
@@ -480,7 +499,11 @@ class RewardScorer:
 
     def _workers(self) -> dict[str, Any]:
         """Returns the objects that count items, by the name in the metrics."""
-        found = {"verifier": getattr(self.verify, "verifier", None), "extra": self._functions}
+        found = {
+            "verifier": getattr(self.verify, "verifier", None),
+            "extra": self._functions,
+            "environment": self.turns,
+        }
         return {name: workers for name, workers in found.items() if workers is not None}
 
     def metrics(self) -> dict[str, float]:

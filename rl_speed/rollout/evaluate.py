@@ -204,6 +204,7 @@ def draw_in_calls(
     requests: Sequence[SampleRequest],
     room: tuple[int, int],
     stop: Callable[[], bool] = lambda: False,
+    reply: Callable[[Rollouts], Rollouts] | None = None,
 ) -> Iterator[tuple[Rollouts, GenerationStats]]:
     """Draws the samples of requests in calls (`fill_calls`).
 
@@ -214,9 +215,33 @@ def draw_in_calls(
     Args:
       stop: called before each dispatch; once it returns True, no more calls are dispatched. Pending
         calls are still returned, unless `generator.stop` ended them.
+      reply: lets an environment reply to samples (`environments.turns.Turns`); those with a reply
+        go on in further calls before the samples of their call are returned.
 
     Yields: for each call its samples, in the order of its requests, and their cost.
     """
+
+    def finish(rollouts, stats):
+        rollouts = rollouts if reply is None else reply(rollouts)
+        while len(rows := np.flatnonzero(rollouts.unfinished)):
+            waiting = rollouts.take(rows)
+            going = [
+                SampleRequest(
+                    waiting.prompts[waiting.owner[i]],
+                    int(waiting.sample_index[i]),
+                    1,
+                    begun=waiting.take(slice(i, i + 1)),
+                )
+                for i in range(len(rows))
+            ]
+            done = 0
+            for call in fill_calls(going, room):
+                drawn, more = generator.dispatch(params, call).result()
+                rollouts = rollouts.put(rows[done : done + len(call)], reply(drawn))
+                stats += dataclasses.replace(more, samples=0)
+                done += len(call)
+        return rollouts, stats
+
     pending: deque = deque()
     with contextlib.suppress(CallStopped):
         for call in fill_calls(requests, room):
@@ -224,9 +249,9 @@ def draw_in_calls(
                 break
             pending.append(generator.dispatch(params, call))
             if len(pending) > 1:
-                yield pending.popleft().result()
+                yield finish(*pending.popleft().result())
         while pending:
-            yield pending.popleft().result()
+            yield finish(*pending.popleft().result())
 
 
 def drawing_order(sets: Mapping[str, HeldOutSet]) -> list[str]:
@@ -260,6 +285,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     so_far: EvaluationSoFar | None = None,
     stop: Callable[[], bool] = lambda: False,
+    reply: Callable[[Rollouts], Rollouts] | None = None,
 ) -> Evaluations | None:
     """Draws and scores the samples of all prompts of all sets. A call may hold several sets.
 
@@ -273,16 +299,16 @@ def evaluate(
       room: most prompts and most samples of a call.
       progress: called after each call with the number of prompts that it finished.
       so_far: partial results of the same evaluation to continue from; updated after each call.
-        stop: called before each call; True ends the evaluation.
+      stop: called before each call; True ends the evaluation. reply: see `draw_in_calls`.
 
     Returns None if `stop` ended the evaluation; `so_far` then has the finished prompts.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     requests = plan_requests(sets)
     remaining = requests[so_far.done :]
-    for rollouts, more in draw_in_calls(generator, params, remaining, room, stop):
+    for rollouts, more in draw_in_calls(generator, params, remaining, room, stop, reply):
         right = np.where(rollouts.nonfinite, 0, correct(rollouts))
-        surprise = -rollouts.logprobs.sum(1, dtype=np.float64) / np.maximum(rollouts.lengths, 1)
+        surprise = -rollouts.logprobs.sum(1, dtype=np.float64) / np.maximum(rollouts.sampled, 1)
         columns = _by_prompt(rollouts, right, surprise)
         so_far.table = np.concatenate([so_far.table, columns], axis=1)
         so_far.stats = so_far.stats + more

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rl_speed.activity import activity
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.rollouts import CACHED, POLICY, Rollouts
 from rl_speed.mesh import gathered, own_row_shards, place, place_rows, replicated, row_shards
 from rl_speed.replay.cuts import Replay
 from rl_speed.sampling import (
@@ -68,8 +68,10 @@ class SampleRequest:
 
     @property
     def drawn(self) -> int:
-        """How many of them earlier calls drew."""
-        return 0 if self.begun is None else self.begun.sampled_tokens
+        """How many of them follow the replayed ones: what earlier calls drew, and an environment
+        wrote.
+        """
+        return 0 if self.begun is None else int((self.begun.lengths - self.begun.prefix)[0])
 
     def max_new(self, most: int) -> np.ndarray:
         """Tokens that each sample may add, i32[count]; without replay its response has `most`."""
@@ -181,8 +183,8 @@ def gather(
         unfinished &= ~(take(samples.truncated) | take(samples.nonfinite))
     if any(r.begun is not None for r in requests):
         versions = np.full_like(tokens, -1)
-    prefix = np.zeros(len(owner), np.int32)
-    phases = np.zeros_like(prefix)
+    phases = np.zeros(len(owner), np.int32)
+    source = np.full_like(tokens, POLICY)
     if any(len(r.given) for r in requests):
         # Given and new tokens fit the same width, because the sampler limits their sum.
         start = np.concatenate([r.start for r in requests])
@@ -192,10 +194,10 @@ def gather(
         for i, request in enumerate(requests):
             mine = owner == i
             given[mine, : len(request.given)] = request.given
-            prefix[mine] = request.start
+            source[mine, : len(request.given)] = CACHED
             if (begun := request.begun) is not None:
-                prefix[mine] = begun.prefix
                 count = begun.lengths[0]
+                source[mine, :count] = begun.source[0, :count]
                 known[mine, :count] = begun.logprobs[0, :count]
                 versions[mine, :count] = begun.token_versions[0, :count]
                 phases[mine] = begun.phases
@@ -206,6 +208,7 @@ def gather(
         is_given = at < start[:, None]
         tokens = np.where(is_given, given, shift(tokens))
         logprobs = np.where(is_given, known, shift(logprobs))
+        source = np.where(is_given, source, POLICY)
         lengths = lengths + start
     index = np.concatenate([np.arange(r.first, r.first + r.count) for r in requests])
     rollouts = Rollouts(
@@ -216,7 +219,7 @@ def gather(
         logprobs=logprobs,
         sample_index=index,
         truncated=take(samples.truncated),
-        prefix=prefix,
+        source=source,
         nonfinite=take(samples.nonfinite),
         end_steps=take(samples.start_step) + take(samples.lengths),
         phases=phases,

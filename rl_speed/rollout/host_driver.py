@@ -75,6 +75,8 @@ class HostDriver:
       budgets, prefixes: see `Screening`.
       shape: reward shaping that needs whole groups; None: none. Rules and the replay cache get
         shaped rewards; `next_groups` returns the rewards of `score`.
+      reply: lets an environment reply to samples that ended (`environments.turns.Turns`); None:
+        there is none. A sample with a reply is unfinished. Needs `in_flight`.
 
     Attributes:
       screening: prompt counts, estimates, budgets and replayed responses.
@@ -92,7 +94,9 @@ class HostDriver:
         budgets: Allocation | None = None,
         prefixes: PrefixSource | None = None,
         shape: Shape | None = None,
+        reply: Callable[[Rollouts], Rollouts] | None = None,
     ):
+        self._reply = reply
         self.screening = Screening(stream, budgets, prefixes)
         self._shape = shape
         # For a step that was stopped: prompt counts before it, and its report so far.
@@ -324,6 +328,11 @@ class HostDriver:
             rollouts, stats = call.result()
         middle = time.perf_counter()
         with activity.phase("scoring"), self._beside_generation():
+            if self._reply is not None:
+                going = rollouts.unfinished.sum()
+                rollouts = self._reply(rollouts)
+                replied = int(rollouts.unfinished.sum() - going)
+                stats = dataclasses.replace(stats, samples=stats.samples - replied)
             scored = self._scored(rollouts)
         with self._changing():
             self._pending.popleft()

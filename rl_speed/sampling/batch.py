@@ -63,10 +63,10 @@ def join_rows(
     tokens: Array,
     logprobs: Array,
     lengths: Array,
-    prefix: Array | None,
     *,
     width: int,
-    mask_prefix: bool,
+    untrained: Array | None = None,
+    unknown: Array | None = None,
     xp: Any = jnp,
 ) -> tuple[Array, Array, Array]:
     """Joins K prompts and responses to rows.
@@ -76,9 +76,9 @@ def join_rows(
       start: i32[K], tokens of the prompt; 0 for a padding row.
       tokens, logprobs: i32[K, T] and f32[K, T], responses and their log-probs.
       lengths: i32[K], tokens of the response; 0 for a padding row.
-      prefix: i32[K], replayed tokens of the response, or None.
       width: W, tokens of a row.
-      mask_prefix: see `to_batch`.
+      untrained: bool[K, T], response tokens that are left out of the mask; None: none.
+      unknown: bool[K, T], response tokens with NaN as behaviour log-prob; None: none.
       xp: numpy or jax.numpy.
 
     Returns:
@@ -100,11 +100,11 @@ def join_rows(
     )
     mask = is_response
     behaviour = xp.where(is_response, shifted(logprobs, start), xp.float32(0))
-    if prefix is not None:
-        replayed = is_response & (at < start + prefix[:, None])
-        behaviour = xp.where(replayed, xp.float32(0 if mask_prefix else xp.nan), behaviour)
-        if mask_prefix:
-            mask = mask & ~replayed
+    if untrained is not None:
+        mask = mask & ~shifted(untrained, start)
+        behaviour = xp.where(mask, behaviour, xp.float32(0))
+    if unknown is not None:
+        behaviour = xp.where(is_response & shifted(unknown, start), xp.float32(xp.nan), behaviour)
     return row_tokens, mask[:, 1:], behaviour[:, 1:]
 
 
@@ -131,15 +131,18 @@ def to_batch(
     prompt = rows // per_prompt
     lengths = prompts.lengths if prompts.prefixes is None else prompts.prefixes.prompt_length
     response_lengths = jnp.where(used, samples.lengths[rows], 0)
+    replayed = None
+    if samples.prefix is not None:
+        replayed = jnp.arange(samples.tokens.shape[1]) < samples.prefix[rows][:, None]
     tokens, mask, behaviour = join_rows(
         prompts.tokens[prompt],
         jnp.where(used, lengths[prompt], 0),
         samples.tokens[rows],
         logprobs=samples.logprobs[rows],
         lengths=response_lengths,
-        prefix=None if samples.prefix is None else samples.prefix[rows],
         width=width,
-        mask_prefix=mask_prefix,
+        untrained=replayed if mask_prefix else None,
+        unknown=None if mask_prefix else replayed,
     )
     return Batch(
         tokens=tokens,

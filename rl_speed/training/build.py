@@ -32,8 +32,10 @@ from rl_speed.data.loaders import (
 )
 from rl_speed.data.orders import ForecastOrder
 from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.data.select import contaminated
 from rl_speed.data.tasks import POLICIES, TASKS
+from rl_speed.environments.turns import FunctionEnvironment, Turns
 from rl_speed.estimates.budgets import Allocation, Budgets
 from rl_speed.estimates.counted import BetaEma, EmaEstimator
 from rl_speed.estimates.forecast import ForecastScreening
@@ -112,6 +114,7 @@ from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make
 
 log = logging.getLogger(__name__)
 
+Judge = Callable[[Rollouts], np.ndarray]
 # Text -> token ids.
 Encoder = Callable[..., list[int]]
 # Least capacity of a gold answer in the compiled loop, in bytes. Nearly all answers are shorter, so
@@ -492,7 +495,9 @@ def host_verifier(config: Config, policy: Policy) -> Verifier:
 def build_scorer(
     config: Config, policy: Policy, answer_length: int, hosts: Hosts | None = None
 ) -> RewardScorer:
-    """Builds the configured verifier with the extra training rewards; `hosts` share the work."""
+    """Builds the configured verifier with the extra training rewards and the environment; `hosts`
+    share the work.
+    """
     r = config.reward
     if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
@@ -502,7 +507,7 @@ def build_scorer(
     extra = None
     if functions:
         extra = FunctionRewards(functions, r.workers, batch_size=r.batch_size, **limits(r))
-    return RewardScorer(
+    scorer = RewardScorer(
         verify,
         r,
         config.sampler.max_new,
@@ -510,7 +515,10 @@ def build_scorer(
         end_tokens=policy.end_tokens,
         functions=extra,
         hosts=hosts,
+        last_turn=config.environment.judged == "last",
     )
+    scorer.turns = build_turns(config, policy, scorer.judge, hosts)
+    return scorer
 
 
 def in_loop_verifier(
@@ -560,6 +568,53 @@ def context_length(config: Config) -> int:
     return config.data.max_prompt_length + (config.sampler.max_new if longer else 0)
 
 
+def turn_ends(config: Config, policy: Policy) -> tuple[int, ...]:
+    """Token ids that end a turn of the policy: its end tokens, and the marks of
+    `environment.stop`.
+
+    Raises:
+      ValueError: a mark is not one token.
+    """
+    ends = list(policy.end_tokens)
+    marked = config.environment.reply and policy.tokenizer is not None
+    for mark in config.environment.stop.split() if marked else ():
+        ids = policy.tokenizer.encode(mark, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ValueError(
+                f"config.environment.stop: {mark!r} is {len(ids)} tokens of this tokenizer "
+                f"({ids}), and must be one: choose another mark"
+            )
+        ends += ids
+    return tuple(dict.fromkeys(ends))
+
+
+def build_turns(
+    config: Config, policy: Policy, judge: Judge, hosts: Hosts | None = None
+) -> Turns | None:
+    """Builds what lets the configured environment reply; None without one.
+
+    Args:
+      judge: responses -> whether each is correct.
+    """
+    e = config.environment
+    if not e.reply:
+        return None
+    try:
+        environment = FunctionEnvironment(e.reply, config.reward.workers, **limits(config.reward))
+    except ValueError as error:
+        raise ValueError(f"config.environment.reply: {error}") from None
+    return Turns(
+        environment,
+        policy.tokenizer.decode,
+        prompt_encoder(policy.tokenizer, config.data.prompt, config.data.system).reply,
+        end_tokens=policy.end_tokens,
+        max_turns=e.max_turns,
+        max_new=config.sampler.max_new,
+        judge=judge,
+        hosts=hosts,
+    )
+
+
 def build_generators(
     config: Config, policy: Policy, mesh: Mesh
 ) -> tuple[Generator, Generator, tuple[int, int]]:
@@ -574,8 +629,9 @@ def build_generators(
     s = config.sampler
     prompts, samples = capacities(rule, config.driver)
     if config.driver.in_flight:
-        # A sample that a call left unfinished has a context of its own.
-        prompts += s.slots
+        # A sample that goes on has a context of its own: those that a call left unfinished, or all
+        # that an environment may have replied to.
+        prompts += samples if config.environment.reply else s.slots
     most = config.most_evaluation_samples
     per_prompt = max(rule.max_samples, most)
     slots = max(1, s.slots // row_shards(mesh))
@@ -583,7 +639,7 @@ def build_generators(
         slots=slots,
         max_new=s.max_new,
         temperature=s.temperature,
-        end_tokens=policy.end_tokens,
+        end_tokens=turn_ends(config, policy),
         prefill_chunk=s.prefill_chunk,
         tail_slots=halved(slots) if s.tail == "narrow" else (),
     )
@@ -719,6 +775,7 @@ def build_driver(
         budgets=budgets,
         prefixes=prefixes,
         shape=shape,
+        reply=scorer.turns,
     )
 
 

@@ -20,7 +20,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.rollouts import Rollouts, sources
 from rl_speed.mesh import ROWS, batch_sharding, own_row_shards, place_rows, replicated, row_shards
 from rl_speed.policy import ModelConfig
 from rl_speed.replay.cuts import Replay
@@ -392,10 +392,12 @@ def to_rollouts(
         for shard, candidate in owners
     ]
     fields = {name: value[there] for name, value in drawn.items() if name != "rows"}
+    prefix = fields.pop("prefix", np.zeros(len(there)))
     return Rollouts(
         [prompts[candidate * table.shards + shard] for shard, candidate in owners],
         owner,
         **fields,
+        source=sources(prefix, fields["tokens"].shape[1]),
         sample_index=index[there],
         versions=np.full(len(there), version),
         phases=index[there] >= np.array(first)[owner],

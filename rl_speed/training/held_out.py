@@ -74,6 +74,7 @@ class HeldOut:
             self.room,
             so_far=self.under_way,
             stop=stop,
+            reply=self.scorer.turns,
         )
         if result is not None:
             self.under_way = None
@@ -119,7 +120,10 @@ class HeldOut:
         """Settings that results depend on, besides the policy."""
         c = self._config
         return json.dumps(
-            [dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)]
+            [
+                dataclasses.asdict(part)
+                for part in (c.evaluation, c.data, c.sampler, c.reward, c.environment)
+            ]
             + [len(of.prompts) for of in self.sets.values()]
         )
 

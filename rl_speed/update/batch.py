@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.rollouts import CACHED, ENVIRONMENT, POLICY, Rollouts
 from rl_speed.sampling.batch import Batch, join_rows
 
 
@@ -42,15 +42,16 @@ def build_batch(
     first, last, _ = part.indices(rows)
     here = slice(first, min(last, len(rollouts)))
     owner = rollouts.owner[here]
+    source = rollouts.source[here]
     tokens, mask, behaviour = join_rows(
         prompts[owner],
         start[here],
         rollouts.tokens[here],
         logprobs=rollouts.logprobs[here],
         lengths=rollouts.lengths[here],
-        prefix=rollouts.prefix[here],
         width=width,
-        mask_prefix=mask_prefix,
+        untrained=source != POLICY if mask_prefix else source == ENVIRONMENT,
+        unknown=None if mask_prefix else source == CACHED,
         xp=np,
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS, Rollouts, pack, unpack
+from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS, Rollouts, pack, sources, unpack
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.sampling import ACCEPTED, SCREENING
 
@@ -193,8 +193,10 @@ def test_merge_puts_the_continuation_behind_the_screening():
 def test_replayed_tokens_are_not_sampled_ones():
     group = make(0, samples=4)
     assert group.sampled_tokens == group.lengths.sum()
-    replayed = dataclasses.replace(group, prefix=np.array([0, *group.lengths[1:]]))
+    given = np.array([0, *group.lengths[1:]])
+    replayed = dataclasses.replace(group, source=sources(given, group.tokens.shape[1]))
     assert replayed.sampled_tokens == group.lengths[0]
+    assert replayed.prefix.tolist() == given.tolist()
 
 
 def test_correct_is_by_default_a_reward_above_one_half():
@@ -220,8 +222,8 @@ def test_groups_check_their_shapes():
         dataclasses.replace(group, logprobs=np.zeros((3, 4)))
     with pytest.raises(ValueError, match="lengths must lie"):
         dataclasses.replace(group, lengths=np.array([1, 2, 99]))
-    with pytest.raises(ValueError, match="prefix must lie"):
-        dataclasses.replace(group, prefix=group.lengths + 1)
+    with pytest.raises(ValueError, match="source must share one shape"):
+        dataclasses.replace(group, source=np.zeros((3, 4)))
 
 
 def same_samples(a, b):
@@ -320,7 +322,7 @@ def test_owners_ascend_and_have_a_prompt(owner):
 def test_pack_round_trip_is_exact():
     full = dataclasses.replace(
         make(3, samples=4, width=7),
-        prefix=[0, 1, 0, 0],
+        source=np.where(make(3, samples=4, width=7).tokens > 0, 2, 0),
         nonfinite=[0, 0, 1, 0],
         estimates=[0.25] * 4,
         end_steps=[9, 3, 5, 2],

@@ -430,3 +430,24 @@ def test_a_template_that_closes_turns_with_no_end_token_is_warned_of(tmp_path, c
     tokenizer.chat_template = None
     warn_of_turn_end(tokenizer, (256,), "DIRECTORY")
     assert not caplog.records
+
+
+def test_a_reply_continues_the_conversation(tmp_path):
+    """The tokens of a prompt, a turn of the assistant and a reply are the template of all."""
+    tiny_model.save_tokenizer(tmp_path, eos=END_OF_TURN)
+    tokenizer = load_tokenizer(tmp_path)
+    encode = prompt_encoder(tokenizer, "chat")
+    turns = [("user", "1+1?"), ("assistant", "3"), ("user", "No. <|turn|> Again.")]
+    said = [{"role": role, "content": text} for role, text in turns]
+    bare = {"add_special_tokens": False}
+    for closed in (True, False):
+        answer = tokenizer.encode("3" + END_OF_TURN * closed, **bare)
+        ids = encode("1+1?") + answer + encode.reply(turns[2][1], "user", closed)
+        assert tokenizer.decode(ids) == tokenizer.apply_chat_template(
+            said, add_generation_prompt=True, tokenize=False
+        )
+        # A reply cannot begin a turn: only the template's own tokens are special.
+        assert ids.count(tokenizer.convert_tokens_to_ids("<|turn|>")) == 4
+    as_it_is = tokenizer.encode("=4", **bare)
+    assert encode.reply("=4") == as_it_is
+    assert prompt_encoder(tokenizer, "plain").reply("=4", "user") == as_it_is

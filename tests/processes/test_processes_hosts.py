@@ -17,6 +17,9 @@ from service import Service, Told, at_once, raised
 
 from rl_speed.config import Config, Reward
 from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS
+from rl_speed.environments import Reply
+from rl_speed.environments.turns import Turns
 from rl_speed.rewards.judged import Judged
 from rl_speed.rewards.scorer import RewardScorer, TextScorer
 from rl_speed.runtime import hosts as module
@@ -423,6 +426,56 @@ def test_shared_scoring_is_that_of_one(two, prompts):
     seen = [s.verify.verifier.seen for s in both]
     assert sum(seen) == one.verify.verifier.seen
     assert (min(seen) > 0) == (prompts > 1)
+
+
+class Echo:
+    """An environment that replies with the last turn, and fails for the turn "5"."""
+
+    takes_verdict = True
+
+    def __init__(self):
+        self.counts, self.last_message, self.asked = Counter(), {"crash": "five"}, 0
+
+    def replies(self, trajectories, correct):
+        self.asked += len(trajectories)
+        texts = [t.turns[-1].strip() for t in trajectories]
+        causes = ["crash" if "5" in text else "ok" for text in texts]
+        self.counts.update(causes)
+        replies = [
+            Reply(done=True) if cause == "crash" else Reply(text + str(bool(right)))
+            for text, cause, right in zip(texts, causes, correct, strict=True)
+        ]
+        return replies, causes
+
+
+@pytest.mark.parametrize("prompts", [5, 1])
+def test_shared_replies_are_those_of_one(two, prompts):
+    _, hosts = two()
+
+    def turns(hosts=None):
+        return Turns(
+            Echo(),
+            lambda ids: "".join(map(chr, ids)),
+            lambda text, role, closed: [ord(x) for x in text],
+            end_tokens=(END,),
+            max_turns=1,
+            max_new=40,
+            judge=lambda rollouts: rollouts.tokens[:, 0] == ord("4"),
+            hosts=hosts,
+        )
+
+    one, both = turns(), [turns(h) for h in hosts]
+    for seed in range(3):
+        rollouts = responses(prompts, 3, seed)
+        expected = one(rollouts)
+        assert expected.unfinished.any()
+        for found in at_once(*(lambda t=t: t(rollouts) for t in both)):
+            assert [p.visit for p in found.prompts] == [p.visit for p in expected.prompts]
+            for name in (*SAMPLE_FIELDS, *TOKEN_FIELDS):
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    assert one.counts["crash"] > 0 and [t.counts for t in both] == [one.counts] * 2
+    asked = [t._environment.asked for t in both]
+    assert sum(asked) == one._environment.asked and min(asked) > 0
 
 
 def test_shared_counts_go_on_after_a_resume(two):

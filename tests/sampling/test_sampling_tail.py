@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.rollouts import Rollouts, sources
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, decoder, init
 from rl_speed.rollout.calls import ExpectedLengths
@@ -131,7 +131,7 @@ def drawn(class_name, lengths, prefix=0, i=0):
         logprobs=tokens.astype(np.float32),
         sample_index=np.arange(len(lengths)),
         truncated=np.zeros(len(lengths), bool),
-        prefix=np.full(len(lengths), prefix),
+        source=sources(np.full(len(lengths), prefix), max(lengths)),
     )
 
 

@@ -260,12 +260,18 @@ def test_parts_of_a_batch_are_those_of_the_whole():
         rng.random((5, 4), np.float32),
         np.arange(5),
         np.zeros(5, bool),
-        prefix=np.array([0, 0, 1, 2, 0]),
+        source=np.array([[0] * 4, [0] * 4, [1, 0, 2, 0], [1, 1, 0, 0], [0, 2, 2, 0]]),
         rewards=rng.random(5, np.float32),
     )
     for mask_prefix in (True, False):
         whole = build_batch(rollouts, 12, 9, mask_prefix)
         parts = [build_batch(rollouts, 12, 9, mask_prefix, slice(i, i + 3)) for i in (0, 3, 6, 9)]
+        # Replies of an environment are never trained on, replayed tokens if they are not masked.
+        trained = [4, 1, 1 if mask_prefix else 2, 1 if mask_prefix else 3, 2]
+        assert whole.mask.sum(1).tolist() == [*trained, *[0] * 7]
+        unknown = [0, 0, 0, 0, 0] if mask_prefix else [0, 0, 1, 2, 0]
+        assert np.isnan(whole.behaviour_logprobs).sum(1).tolist() == [*unknown, *[0] * 7]
+        assert not whole.behaviour_logprobs[~whole.mask].any()
         jax.tree.map(
             lambda x, *some: np.testing.assert_array_equal(x, np.concatenate(some)), whole, *parts
         )

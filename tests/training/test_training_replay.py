@@ -13,6 +13,7 @@ from fake_generation import answer, finished
 from rl_speed.config import Driver
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.rollouts import sources
 from rl_speed.mesh import make_mesh
 from rl_speed.objectives import Ppo
 from rl_speed.policy import sequence_logprobs
@@ -240,11 +241,9 @@ class Recorder:
         def replayed(r, i):
             return r.replay.tokens[: prefix(r)[i - r.first]] if r.replay else []
 
-        rollouts = answer(
-            requests,
-            lambda r, i: [*replayed(r, i), 5, 6, 1],
-            prefix=np.concatenate([prefix(r) for r in requests]),
-        )
+        rollouts = answer(requests, lambda r, i: [*replayed(r, i), 5, 6, 1])
+        given = np.concatenate([prefix(r) for r in requests])
+        rollouts = dataclasses.replace(rollouts, source=sources(given, rollouts.tokens.shape[1]))
         return finished(rollouts, GenerationStats(1, len(requests), 3 * len(requests), 3, 3))
 
 

@@ -1,0 +1,95 @@
+"""Environments: what replies to a policy between two of its turns, such as a tool or a second try.
+
+An environment is a pure function of a trajectory, so a run that resumes or repeats a call gets the
+same replies, and a function that hangs or crashes costs only its own trajectory. It is named in
+`config.environment.reply`: a word of `ENVIRONMENTS`, or "module:function". `turns.Turns` asks it on
+the host when a turn ends (rl_speed/rollout/README.md has a walk-through).
+
+Standard library only, because its workers import this package.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+# Word -> function, for `config.environment.reply`.
+ENVIRONMENTS = {
+    "again": "rl_speed.environments.again:tell",
+    "ask_again": "rl_speed.environments.again:ask",
+    "calculator": "rl_speed.environments.calculator:marks",
+    "table": "rl_speed.environments.calculator:table",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """A prompt and the turns of its response so far.
+
+    Attributes:
+      question, answer, meta: of the prompt.
+      turns: text of each turn, without end tokens; the policy's first, then in turn the
+        environment's and the policy's. The last is the policy's.
+    """
+
+    question: str
+    answer: str
+    meta: Mapping[str, Any]
+    turns: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """An environment's reply to a turn of the policy.
+
+    Attributes:
+      text: what it writes. The policy goes on after it, unless `environment.max_turns` is reached;
+        without text it goes on where it was.
+      role: "" adds `text` as it is; "user" makes it a user's turn of the tokenizer's chat template,
+        if the prompt has one.
+      done: whether the trajectory ends here; then there is no text.
+      reward: value of the ended trajectory, above 0.5: correct; None: that of the verifier.
+    """
+
+    text: str = ""
+    role: str = ""
+    done: bool = False
+    reward: float | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.text, str):
+            raise TypeError(f"a reply's text must be a string, got {self.text!r:.60}")
+        if self.role not in ("", "user"):
+            raise ValueError(f"a reply's role must be '' or 'user', got {self.role!r:.60}")
+        if self.done and self.text:
+            raise ValueError("a reply that ends the trajectory has no text")
+        if self.reward is not None:
+            if not self.done:
+                raise ValueError("a reply with a reward must end the trajectory: done=True")
+            if not abs(float(self.reward)) <= 3.4e38:  # rewards are float32; also catches NaN
+                raise ValueError(f"a reply's reward must be a finite number, got {self.reward!r}")
+
+
+class Environment(Protocol):
+    """What `turns.Turns` asks.
+
+    Attributes:
+      takes_verdict: whether it needs to know if the trajectories are correct.
+      counts: replies by cause, as in `rewards.pool.WorkerPool`.
+      last_message: latest message of each cause.
+    """
+
+    takes_verdict: bool
+    counts: Any
+    last_message: dict[str, str]
+
+    def replies(
+        self, trajectories: Sequence[Trajectory], correct: Sequence[bool] | None
+    ) -> tuple[list[Reply], list[str]]:
+        """Returns a reply to each trajectory, and its cause: "ok", or why there was no reply. A
+        trajectory without a reply ends.
+
+        Args:
+          correct: verdict on each trajectory as it stands, if `takes_verdict`.
+        """
+
+    def close(self) -> None: ...
