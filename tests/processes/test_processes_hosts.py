@@ -473,7 +473,8 @@ def test_shared_replies_are_those_of_one(two, prompts):
             assert [p.visit for p in found.prompts] == [p.visit for p in expected.prompts]
             for name in (*SAMPLE_FIELDS, *TOKEN_FIELDS):
                 np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    assert one.counts["crash"] > 0 and [t.counts for t in both] == [one.counts] * 2
+    assert one.counts["crash"] > 0 or prompts == 1
+    assert [t.counts for t in both] == [one.counts] * 2
     asked = [t._environment.asked for t in both]
     assert sum(asked) == one._environment.asked and min(asked) > 0
 
