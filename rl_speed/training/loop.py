@@ -689,7 +689,7 @@ class Trainer:
     def _summarise(self) -> dict[str, Any]:
         """Returns the summary to all processes; process 0 writes it."""
         self._export()
-        return self.hosts.first(self._summary() if self.hosts.writes else None, "the summary")
+        return self.hosts.first(self.write_summary() if self.hosts.writes else None, "the summary")
 
     def _export(self) -> None:
         if self.config.logging.export:
@@ -704,7 +704,8 @@ class Trainer:
                 end_tokens=self.policy.end_tokens,
             )
 
-    def _summary(self) -> dict[str, Any]:
+    def write_summary(self) -> dict[str, Any]:
+        """Writes summary.json, of the steps so far, and returns it."""
         summary = {
             "method": self.config.method,
             "seed": self.config.seed,

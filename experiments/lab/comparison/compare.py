@@ -128,6 +128,15 @@ def compare(
     )
     if others := made_otherwise(done, of_method):
         machine += f"\n\n**Runs of other settings than the command's**: {'; '.join(others)}."
+    if ended := [
+        f"{run.variant.folder}, seed {run.seed}, after {run.summary['steps']} steps"
+        for run in [*tried, *done]
+        if "ended" in run.summary
+    ]:
+        machine += (
+            "\n\n**Ended before their last step, because the policy no longer solved any question**:"
+            f" {'; '.join(ended)}."
+        )
     limits, budget_rows = budgets.at_budgets(done)
     text = "\n".join(
         [

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config, command, flatten, methods
+from rl_speed.rollout.screening import StarvedError
 from rl_speed.runtime.metrics import held_out_names, read_object, read_steps, write_atomically
 from rl_speed.runtime.signals import Stopped
 from rl_speed.runtime.workdir import read_settings, read_summary
@@ -240,6 +241,9 @@ def is_over(stopped: Stopped) -> bool:
 def train(config: Config, folder: Path, over: Callable[[], bool] = lambda: False) -> bool:
     """Train, or go on training, in `folder`; add the seconds to those of the slices before.
 
+    A run whose policy no longer solves any question ends where it is: its summary has the reason
+    as "ended".
+
     Returns whether the run is finished: False where `over` said that the time is over. Raises what
     `Trainer` does, Stopped for a signal alone.
     """
@@ -248,7 +252,14 @@ def train(config: Config, folder: Path, over: Callable[[], bool] = lambda: False
     begin = time.perf_counter()
     before = _wall_seconds(folder) or 0.0
     try:
-        Trainer(config, folder).run(over)
+        trainer = Trainer(config, folder)
+        trainer.run(over)
+        return True
+    except StarvedError as error:
+        if trainer.step == 0:
+            raise  # the questions, not the training
+        summary = trainer.write_summary() | {"ended": str(error)}
+        write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return True
     except Stopped as stopped:
         if not is_over(stopped):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lab.comparison import budgets, learning_rates, plots, protocols, table
-from lab.comparison.runs import Run, Variant, check_whole, load_run
+from lab.comparison.runs import Run, Variant, check_whole, load_run, train
 from rl_speed.config import methods
-from rl_speed.config.presets import embedded
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling.rules import Band, Speed
 from rl_speed.theory import expected_speedup
 
@@ -312,3 +312,17 @@ def test_equal_budgets_are_those_that_every_run_reached(runs, tmp_path):
         *budgets.at_budgets(runs)
     )
     assert budgets.plot_budgets(limits, rows, 0.3, tmp_path / "budgets.png").stat().st_size > 5000
+
+
+def test_a_policy_that_solves_nothing_any_more_ends_its_run_and_not_the_comparison(tmp_path):
+    """As a learning rate of a tuning grid does that is too high."""
+    config = tiny(embedded("speed_rloo"), 30, train_prompts=64, evaluate_every=2)
+    config.optimizer.learning_rate = 1.0
+    config.optimizer.warmup_steps = 0
+    config.driver.max_calls = 8
+    assert train(config, tmp_path / "run")
+    run = load_run(Variant("speed_rloo", 1.0), 0, tmp_path / "run")
+    check_whole(run, tmp_path / "run")
+    assert run.summary["ended"].startswith("no prompt completed in 8 generation calls")
+    assert 0 < run.summary["steps"] < 30 and run.reaches(0.5, "modelled") is None
+    assert run.curve("step")[1][-1] < 0.1
