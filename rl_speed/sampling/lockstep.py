@@ -39,7 +39,9 @@ def sample_lockstep(
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
     params = decoder.prepare(params)
-    context_kv = prefill_pool(decoder, params, contexts, config.prefill_chunk)
+    context_kv = prefill_pool(
+        decoder, params, contexts, config.prefill_chunk, config.prefill_widths
+    )
     keys_R = request_keys(key, requests.visit, requests.sample_index)
     first_token_R = contexts.tokens[requests.context, jnp.maximum(requests.context_length - 1, 0)]
 

@@ -64,12 +64,18 @@ class Decoding(NamedTuple):
     samples: Samples
 
 
-def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
+def prefill_pool(
+    decoder: Decoder, params, contexts: Contexts, chunk: int, widths: tuple[int, ...] = ()
+):
     """Computes the KV of the contexts in use.
 
-    With chunk > 0, only ceil(count / chunk) chunks are computed; the rest is zero.
+    With chunk > 0, only ceil(count / chunk) chunks are computed, those of each width by themselves
+    (see `SamplerConfig.prefill_widths`); the rest is zero.
     """
     capacity, length = contexts.tokens.shape
+    widths = tuple(width for width in widths if width < length)
+    if widths:
+        return _prefill_by_width(decoder, params, contexts, min(chunk, capacity), (*widths, length))
     if chunk == 0 or chunk >= capacity:
         return call_prefill(decoder, params, contexts.tokens, contexts.lengths)
     pieces = -(-capacity // chunk)
@@ -98,6 +104,43 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
     return jax.lax.while_loop(lambda s: s[0] * chunk < contexts.count, body, (jnp.int32(0), pool))[
         1
     ]
+
+
+def _prefill_by_width(
+    decoder: Decoder, params, contexts: Contexts, chunk: int, widths: tuple[int, ...]
+):
+    capacity = len(contexts.lengths)
+
+    def prefill(rows, width):
+        tokens = contexts.tokens[rows, :width]
+        return call_prefill(decoder, params, tokens, jnp.minimum(contexts.lengths[rows], width))
+
+    pool = jax.tree.map(
+        lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype),
+        jax.eval_shape(lambda: prefill(jnp.zeros(chunk, jnp.int32), widths[-1])),
+    )
+    kind_C = jnp.searchsorted(jnp.array(widths), contexts.lengths)
+    kind_C = jnp.where(jnp.arange(capacity) < contexts.count, kind_C, len(widths))
+    # Contexts of one width follow each other; `capacity` is no context.
+    order = jnp.argsort(kind_C, stable=True).astype(jnp.int32)
+    order = jnp.concatenate([order, jnp.full(chunk, capacity, jnp.int32)])
+    for kind, width in enumerate(widths):
+        first, end = (jnp.sum(kind_C < k, dtype=jnp.int32) for k in (kind, kind + 1))
+
+        def body(state, width=width, end=end):
+            start, pool = state
+            at = start + jnp.arange(chunk, dtype=jnp.int32)
+            rows = jnp.where(at < end, jax.lax.dynamic_slice(order, (start,), (chunk,)), capacity)
+
+            def put(old, new):
+                place = (rows, *(slice(0, size) for size in new.shape[1:]))
+                return old.at[place].set(new, mode="drop")
+
+            found = prefill(jnp.minimum(rows, capacity - 1), width)
+            return start + chunk, jax.tree.map(put, pool, found)
+
+        _, pool = jax.lax.while_loop(lambda s, end=end: s[0] < end, body, (first, pool))
+    return pool
 
 
 def no_samples(capacity: int, max_new: int) -> Samples:
@@ -327,7 +370,9 @@ def begin(
     capacity = requests.context.shape[0]
     params = decoder.prepare(params)
     with jax.named_scope("prefill"):
-        context_kv = prefill_pool(decoder, params, contexts, config.prefill_chunk)
+        context_kv = prefill_pool(
+            decoder, params, contexts, config.prefill_chunk, config.prefill_widths
+        )
     first_token_R = contexts.tokens[requests.context, jnp.maximum(requests.context_length - 1, 0)]
     slots, queue_next, _ = refill(
         idle_slots(config.slots, capacity), jnp.int32(0), requests, first_token_R

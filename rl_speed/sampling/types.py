@@ -5,6 +5,7 @@ vocabulary.
 """
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,10 @@ class SamplerConfig:
       end_tokens: ids that end a response, which includes them.
       prefill_chunk: contexts prefilled together; 0 prefills all of them at once. With chunks,
         chunks without a context in use are skipped.
+      prefill_widths: for `sample`, ascending widths below that of the context table: each context
+        is prefilled in the narrowest that holds it, so short ones cost less. Each compiles its own
+        prefill; needs `prefill_chunk`. `Decoder.prefill` must take tables of any width, and the
+        keys and values of fewer tokens must be the first ones of its arrays.
       context_pool: for `sample_adaptive`, number of contexts whose KV is held; 0: all candidates. A
         smaller pool is refilled inside the loop as prompts are decided.
       tail_slots: for `sample`, descending numbers of rows for the last requests: when no request
@@ -99,9 +104,11 @@ class SamplerConfig:
     prefill_chunk: int = 0
     context_pool: int = 0
     tail_slots: tuple[int, ...] = ()
+    prefill_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "tail_slots", tuple(self.tail_slots))
+        object.__setattr__(self, "prefill_widths", tuple(self.prefill_widths))
         try:
             object.__setattr__(
                 self, "end_tokens", tuple(operator.index(t) for t in self.end_tokens)
@@ -123,6 +130,12 @@ class SamplerConfig:
                 "tail_slots",
                 all(a > b > 0 for a, b in zip((self.slots, *self.tail_slots), self.tail_slots)),
                 f"numbers of slots below {self.slots}, descending",
+            ),
+            (
+                "prefill_widths",
+                all(0 < a < b for a, b in itertools.pairwise((*self.prefill_widths, 2**31)))
+                and (self.prefill_chunk or not self.prefill_widths),
+                "numbers of tokens, ascending, with prefill_chunk above 0",
             ),
         ):
             if not ok:

@@ -568,6 +568,18 @@ def context_length(config: Config) -> int:
     return config.data.max_prompt_length + (config.sampler.max_new if longer else 0)
 
 
+def prefill_widths(config: Config) -> tuple[int, ...]:
+    """Widths of `SamplerConfig.prefill_widths`, where contexts have room for a response and are
+    mostly much shorter: halves of the room, down to an eighth.
+    """
+    length = context_length(config)
+    if length == config.data.max_prompt_length or not config.sampler.prefill_chunk:
+        return ()
+    multiple = 128 if length >= 1024 else 8
+    halves = (-(-length // 2**k // multiple) * multiple for k in (3, 2, 1))
+    return tuple(sorted({width for width in halves if 32 <= width < length}))
+
+
 def turn_ends(config: Config, policy: Policy) -> tuple[int, ...]:
     """Token ids that end a turn of the policy: its end tokens, and the marks of
     `environment.stop`.
@@ -641,6 +653,7 @@ def build_generators(
         temperature=s.temperature,
         end_tokens=turn_ends(config, policy),
         prefill_chunk=s.prefill_chunk,
+        prefill_widths=prefill_widths(config),
         tail_slots=halved(slots) if s.tail == "narrow" else (),
     )
     held_out = dataclasses.replace(
@@ -758,8 +771,9 @@ def build_driver(
     scorer: RewardScorer,
     budgets: Allocation | None = None,
     prefixes: PrefixSource | None = None,
+    reply: Turns | None = None,
 ) -> HostDriver:
-    """Builds the host driver with its buffer."""
+    """Builds the host driver with its buffer; `reply` lets an environment reply."""
     d = config.driver
     buffer = SamplingBuffer(
         d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed
@@ -775,7 +789,7 @@ def build_driver(
         budgets=budgets,
         prefixes=prefixes,
         shape=shape,
-        reply=scorer.turns,
+        reply=reply,
     )
 
 

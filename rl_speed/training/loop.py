@@ -163,7 +163,13 @@ class Trainer:
             )
         else:
             driver = build.build_driver(
-                config, self.generator, self.stream, self.scorer, budgets, prefixes
+                config,
+                self.generator,
+                self.stream,
+                self.scorer,
+                budgets,
+                prefixes,
+                self.scorer.turns,
             )
             self.rl_step = build.build_split_step(
                 config,

@@ -1,5 +1,6 @@
 """The sampler against a slow, obvious one, and its invariances."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -175,6 +176,38 @@ def test_chunked_prefill_draws_the_same_and_reads_no_unused_context():
         np.testing.assert_array_equal(
             whole.tokens, sample(toy.DECODER, toy.params(), poisoned, requests, KEY, config).tokens
         )
+
+
+def test_contexts_are_read_at_their_own_width():
+    """The samples are the same, whatever other contexts there are."""
+    config = SamplerConfig(**{**CONFIG.__dict__, "prefill_chunk": 3, "prefill_widths": (2, 4)})
+    widths = []
+
+    def prefill(params, tokens, lengths):
+        widths.append(tokens.shape[1])
+        return toy.DECODER.prefill(params, tokens, lengths)
+
+    decoder = dataclasses.replace(toy.DECODER, prefill=prefill)
+    for contexts in (1, 5, CONTEXTS):
+        tokens, table, columns = make_case(11, 20, contexts)
+        requests = requests_of(table, columns)
+        whole = sample(toy.DECODER, toy.params(), table, requests, KEY, CONFIG)
+        poisoned = table.replace(
+            tokens=np.where(np.arange(CONTEXTS)[:, None] < contexts, table.tokens, 10**6)
+        )
+        found = sample(decoder, toy.params(), poisoned, requests, KEY, config)
+        for name in ("tokens", "lengths", "truncated"):
+            np.testing.assert_array_equal(getattr(whole, name), getattr(found, name))
+        np.testing.assert_allclose(whole.logprobs, found.logprobs, atol=1e-5)
+    assert set(widths) == {2, 4, LENGTH} and len(widths) < 10  # traced once
+
+
+@pytest.mark.parametrize("widths", [(4, 4), (4, 2), (0,)])
+def test_prefill_widths_ascend(widths):
+    with pytest.raises(ValueError, match="sampler.prefill_widths must be numbers of tokens, asc"):
+        SamplerConfig(4, 8, prefill_chunk=2, prefill_widths=widths)
+    with pytest.raises(ValueError, match="with prefill_chunk above 0"):
+        SamplerConfig(4, 8, prefill_widths=(2,))
 
 
 def test_counts_do_not_recompile():

@@ -35,8 +35,10 @@ SLOTS = 4
 ROOM = 24
 
 
-def of_mesh(mesh):
-    sampler = SamplerConfig(slots=SLOTS, max_new=ROOM, end_tokens=(END,), prefill_chunk=4)
+def of_mesh(mesh, widths=()):
+    sampler = SamplerConfig(
+        slots=SLOTS, max_new=ROOM, end_tokens=(END,), prefill_chunk=4, prefill_widths=widths
+    )
     return Generator(
         decoder(MODEL), sampler, mesh, 60, 60, 6, prompt_length=2 + ROOM, key=jax.random.key(5)
     )
@@ -69,13 +71,14 @@ def weights():
 
 
 @pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
-@pytest.mark.parametrize("enough", [1, 7])
-def test_with_equal_weights_nothing_tells_where_a_call_ended(weights, axes, enough):
+@pytest.mark.parametrize("enough, widths", [(1, ()), (7, ()), (7, (4, 16))])
+def test_with_equal_weights_nothing_tells_where_a_call_ended(weights, axes, enough, widths):
     """A sample goes on with the randomness of its place: tokens are those of one call, up to the
     rounding between reading a token and having drawn it.
     """
     generator = of_mesh(make_mesh(**axes))
     whole, one = draw(generator, lambda call: weights[0], 6, None)
+    generator = of_mesh(make_mesh(**axes), widths) if widths else generator
     parts, calls = draw(generator, lambda call: weights[0], 6, enough)
     assert one == 1 and calls > 36 // (8 if enough == 7 else 3) - 1
     begun = 0

@@ -253,7 +253,7 @@ def cost_of(call: Call, prices: Prices) -> tuple[float, float]:
     """
     both = []
     for shard in call.shards:
-        read = prices.call + -(-shard.contexts // prices.chunk) * prices.prefill
+        read = prices.call + shard.chunks * prices.prefill
         drawn = sum(n * (prices.decode + w * prices.row) for w, n in shard.iterations.items())
         both.append((read, drawn + shard.held * prices.held))
     return max(both, key=sum)

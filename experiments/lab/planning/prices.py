@@ -61,7 +61,7 @@ class Prices:
       call, prefill, held, optimizer, piece, score: as of `estimates.Units`.
       decode: an iteration of the decode loop; row: of each row that decodes in it, more.
       judge: verifying one response, all workers together.
-      shape: of the update's pieces. chunk: contexts that are read at once.
+      shape: of the update's pieces.
       memory: bytes of a device that the largest program holds; limit: that it has. 0: not known.
     """
 
@@ -76,7 +76,6 @@ class Prices:
     score: float
     judge: float
     shape: PieceShape
-    chunk: int
     memory: int = 0
     limit: int = 0
 
@@ -157,7 +156,6 @@ def of_chip(
         row=0.0,
         judge=judge / config.reward.workers,
         shape=shape,
-        chunk=config.sampler.prefill_chunk or _contexts(config),
         memory=largest + sum(found["beside"].values()),
         limit=found["limit"],
     )
@@ -225,7 +223,6 @@ def measured(config: Config, row: float) -> Prices:
         **_measure_update(config, policy, mesh, stream, row),
         held=0.0,
         judge=judge,
-        chunk=config.sampler.prefill_chunk or _contexts(config),
     )
 
 

@@ -82,12 +82,14 @@ class Served:
     """What one shard does in a call.
 
     Attributes:
-      contexts: read before it draws. iterations: rows that decode together -> iterations of the
+      contexts: read before it draws. chunks: of these; a narrower one counts in proportion to its
+        width. iterations: rows that decode together -> iterations of the
         decode loop with so many. held: tokens whose keys and values are read, summed over
         iterations and rows.
     """
 
     contexts: int
+    chunks: float
     iterations: dict[int, int]
     held: float
 
@@ -171,6 +173,7 @@ class SimulatedGenerator:
     """
 
     def __init__(self, config: Config, outcomes: Outcomes):
+        self._config = config
         self._outcomes = outcomes
         self._max_new = config.sampler.max_new
         self.shards = config.mesh.data * config.mesh.fsdp
@@ -178,6 +181,13 @@ class SimulatedGenerator:
         self.tail = halved(self.slots) if config.sampler.tail == "narrow" else ()
         self.calls: list[Call] = []
         self.seconds = 0.0
+
+    def _chunks(self, asked: Sequence[SampleRequest]) -> float:
+        widths = np.array([*build.prefill_widths(self._config), build.context_length(self._config)])
+        chunk = self._config.sampler.prefill_chunk or max(1, len(asked))
+        kinds = np.searchsorted(widths, [_context_length(r) for r in asked])
+        chunks = -(-np.bincount(kinds, minlength=len(widths)) // chunk)
+        return float((chunks * widths).sum() / widths[-1])
 
     def dispatch(
         self, params: None, requests: Sequence[SampleRequest], enough: int | None = None
@@ -214,7 +224,7 @@ class SimulatedGenerator:
                 [r.count for r in asked] or [0],
             )
             held = float((drawn * (drawn + 1) / 2 + drawn * context).sum())
-            served.append(Served(len(asked), iterations, held))
+            served.append(Served(len(asked), self._chunks(asked), iterations, held))
         no = np.zeros((self.shards, room), bool)
         samples = Samples(
             tokens=tokens,
@@ -333,6 +343,11 @@ def check(config: Config) -> None:
         raise ValueError(
             "config.data.order='forecast' chooses by what questions say, which a plan does not "
             "have; plan the method of the same loss that chooses nothing"
+        )
+    if config.environment.reply:
+        raise ValueError(
+            f"config.environment.reply={config.environment.reply!r} reads what the policy says, "
+            "and a plan has no policy; plan without it"
         )
     m = config.mesh
     if config.driver.lag or config.generation_axes != (m.data, m.fsdp, m.tensor):

@@ -41,14 +41,13 @@ PRICES = prices.Prices(
     score=0.0625,
     judge=1e-4,
     shape=PieceShape.of(8, 32, 32),
-    chunk=4,
 )
 OUTCOMES = Outcomes(("a", "b"), np.array([0.2, 0.8]), np.array([4.0, 4.0]), 0.5, 4, 16)
 
 
 def test_a_call_waits_for_the_shard_that_takes_longest():
-    one = Served(5, {8: 10, 2: 4}, 1000.0)
-    other = Served(4, {8: 10}, 1000.0)
+    one = Served(5, 2, {8: 10, 2: 4}, 1000.0)
+    other = Served(4, 1, {8: 10}, 1000.0)
     read, drawn = cost_of(Call([other, one], 9, 90), PRICES)
     assert read == pytest.approx(0.5 + 2 * 0.25)  # five contexts, four at once
     by_width = 10 * (1e-2 + 8e-3) + 4 * (1e-2 + 2e-3)
@@ -65,7 +64,7 @@ def step_config():
 
 def test_a_step_is_its_calls_its_verdicts_and_its_pieces():
     config = step_config()
-    call = Call([Served(2, {8: 10}, 0.0)], 8, 60)
+    call = Call([Served(2, 1, {8: 10}, 0.0)], 8, 60)
     rows = np.full(8, 20)
     owner = np.repeat([0, 1], 4)
     step = Step([call, call], 0.03, 10, 4, 2, 1, rows, owner, 0 * rows, 0 * rows)
@@ -88,7 +87,7 @@ def test_a_step_is_its_calls_its_verdicts_and_its_pieces():
 def test_scoring_passes_minibatches_depth_and_evaluation_are_charged():
     config = step_config()
     step = Step(
-        [Call([Served(2, {8: 10}, 0.0)], 8, 60)],
+        [Call([Served(2, 1, {8: 10}, 0.0)], 8, 60)],
         0.3,
         10,
         4,

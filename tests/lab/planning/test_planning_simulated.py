@@ -19,6 +19,7 @@ from lab.planning.simulated import (
 )
 from rl_speed import theory
 from rl_speed.config import methods, presets
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import make_mesh
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.generate import Generator, SampleRequest
@@ -214,3 +215,24 @@ def test_an_evaluation_asks_every_prompt_as_often_as_configured():
     for text in ("x=3", "aime=", "many"):
         with pytest.raises(ValueError, match="the held-out sets math, aime, own; got"):
             held_out_sizes(config, [text])
+
+
+def test_contexts_are_read_at_their_own_width():
+    config = presets.embedded("rloo")
+    config.data.max_prompt_length, config.sampler.max_new = 1024, 3072
+    config.sampler.prefill_chunk = 4
+    outcomes = Outcomes(("a", "b"), np.array([0.2, 0.8]), np.array([4.0, 4.0]), 0.5, 4, 3072)
+    asked = [SampleRequest(p, 0, 1) for p in outcomes.prompts()] * 3
+    assert SimulatedGenerator(config, outcomes)._chunks(asked) == 2
+    config.driver.in_flight = 256
+    assert build.prefill_widths(config) == (512, 1024, 2048)
+    begun = Rollouts.group(
+        asked[0].prompt,
+        tokens=np.ones((1, 1500)),
+        lengths=[1500],
+        logprobs=np.zeros((1, 1500)),
+        sample_index=[0],
+        truncated=[0],
+    )
+    asked.append(SampleRequest(asked[0].prompt, 0, 1, begun=begun))
+    assert SimulatedGenerator(config, outcomes)._chunks(asked) == 2 / 8 + 1 / 2
