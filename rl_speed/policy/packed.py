@@ -46,11 +46,13 @@ class Window(NamedTuple):
 
 class Prefix(NamedTuple):
     """Prefixes that sequences of a row of T tokens share. A prefix is a segment of its own,
-    directly before the first of its sequences; other sequences with the same prefix follow.
+    directly before the first of its sequences; other sequences with the same prefix follow, or with
+    a part of it from its beginning.
 
     Attributes:
       segment: i32[T], segment id of each token's prefix, or of the token itself if it is in a
         prefix or has none. start: i32[T], place of that prefix's first token.
+      length: i32[T], tokens of the prefix that the token's sequence has.
       position: i32[T], of each token in its sequence, prefix included.
       spread: i32[U], the token at each place of the sequences one after the other, each with a copy
         of its prefix; empty for attention "xla". spread_segment: i32[U], their sequences, -1 after
@@ -59,6 +61,7 @@ class Prefix(NamedTuple):
 
     segment: Array
     start: Array
+    length: Array
     position: Array
     spread: Array
     spread_segment: Array
@@ -178,7 +181,10 @@ def banded_attention(
     segment_K = keys(segment_ids, fill=-2)[:, None, :]
     mask = queries(segment_ids)[:, :, None] == segment_K
     if prefix is not None:
-        mask |= queries(prefix.segment[None])[:, :, None] == segment_K
+        at, most = queries(prefix.position[None]), queries(prefix.length[None])[:, :, None]
+        band_K = keys(prefix.position[None])
+        of_prefix = queries(prefix.segment[None])[:, :, None] == segment_K
+        mask |= of_prefix & (band_K[:, None] < most)
     mask &= place_K <= place_Q[:, None]
     seen = keys(k), keys(v)
     if layer_window is not None and prefix is None:
@@ -194,15 +200,16 @@ def banded_attention(
             x = jnp.pad(x, ((0, window.prefix),) + ((0, 0),) * (x.ndim - 1))
             return jax.vmap(lambda at: jax.lax.dynamic_slice_in_dim(x, at, window.prefix))(start)
 
+        prefix_K = prefixes(prefix.position)
         same = queries(prefix.segment[None])[:, :, None] == prefixes(segment_ids[0])[:, None]
+        same &= prefix_K[:, None] < most
         mask = jnp.concatenate([same & outside[:, None], mask], axis=2)
         seen = tuple(
             jnp.concatenate([prefixes(x[0]), band], axis=1) for x, band in zip((k, v), seen)
         )
         if layer_window is not None:
-            at = prefix.position
-            at_K = jnp.concatenate([prefixes(at), keys(at[None])], axis=1)
-            mask &= at_K[:, None] > queries(at[None])[:, :, None] - layer_window
+            at_K = jnp.concatenate([prefix_K, band_K], axis=1)
+            mask &= at_K[:, None] > at[:, :, None] - layer_window
     implementation = attention_implementation(config, True, block, window=layer_window)
     out = jax.nn.dot_product_attention(
         queries(q), *seen, mask=mask[:, None], implementation=implementation

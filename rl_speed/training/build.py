@@ -925,6 +925,7 @@ def update_config(config: Config) -> UpdateConfig:
         max_new=config.sampler.max_new,
         head_chunk=config.model.head_chunk or None,
         sharing=expected_sharing(config),
+        nested=config.replay.window != "none" and config.replay.per_sample,
     )
 
 

@@ -8,7 +8,8 @@ into rows, because losses need whole rows.
 
 Rows of one group begin with the same tokens: their prompt, and the response that they replay. A
 piece holds these once, before the first of its rows of the group; each row follows with its other
-tokens, which attend to both (`policy.packed.Prefix`).
+tokens, which attend to both (`policy.packed.Prefix`). Rows that replay less of the response than
+others attend to a part of it.
 """
 
 import dataclasses
@@ -87,8 +88,8 @@ class Rows(NamedTuple):
 
     Attributes:
       length: tokens of the row, 0 for padding rows.
-      shared: how many of them come first in every row of its family, and are computed once; less
-        than `length`, or 0.
+      shared: how many of them are computed once for its family, less than `length`, or 0: of two
+        rows of a family, both begin with the tokens of the shorter prefix.
       family: a number that the rows with a common prefix share.
     """
 
@@ -102,12 +103,17 @@ class Rows(NamedTuple):
         return cls(length, jnp.zeros_like(length), jnp.arange(len(length), dtype=jnp.int32))
 
     @classmethod
-    def grouped(cls, tokens: Array, length: Array, group_ids: Array, groups: int) -> "Rows":
+    def grouped(
+        cls, tokens: Array, length: Array, group_ids: Array, groups: int, nested: bool = False
+    ) -> "Rows":
         """Returns rows with the prefixes that the groups have in common: all of their common tokens
         but the last, so that every row has the token at which it parts from the others.
 
         Args:
           tokens: i32[R, W]. length: i32[R]. group_ids: i32[R], below `groups`; -1 for padding.
+          nested: whether each row shares all that it has in common with one row of its group, the
+            one with which all rows have the most in common, and not what all rows have in common.
+            Finds those of groups whose rows follow each other.
         """
         count = len(length)
         own = jnp.arange(count, dtype=jnp.int32)
@@ -117,29 +123,49 @@ class Rows(NamedTuple):
         def least(x):
             return jax.ops.segment_min(x, group, groups + 1)[group]
 
-        family = jnp.where(live, least(own), own)
-        same = jnp.cumprod(tokens == tokens[family], axis=1, dtype=jnp.int32)
-        common = least(jnp.minimum(jnp.sum(same, axis=1), length))
-        several = jax.ops.segment_sum(live.astype(jnp.int32), group, groups + 1)[group] > 1
-        shared = jnp.where(live & several, jnp.maximum(common - 1, 0), 0).astype(jnp.int32)
+        sizes = jax.ops.segment_sum(live.astype(jnp.int32), group, groups + 1)
+        several = live & (sizes[group] > 1)
+        tokens, length = jnp.asarray(tokens), jnp.asarray(length, jnp.int32)
+
+        def common_with(other):
+            parts = jnp.concatenate([tokens != tokens[other], jnp.ones((count, 1), bool)], axis=1)
+            first = jnp.argmax(parts, axis=1).astype(jnp.int32)
+            return jnp.minimum(first, jnp.minimum(length, length[other]))
+
+        if not nested:
+            family = jnp.where(live, least(own), own)
+            common = least(jnp.minimum(common_with(family), length))
+            return cls(length, jnp.where(several, jnp.maximum(common - 1, 0), 0), family)
+
+        def add(distance, total):
+            other = jnp.minimum(own + distance, count - 1)
+            pairs = live & (other > own) & (group[other] == group)
+            found = jnp.where(pairs, common_with(other), 0)
+            return (total + found).at[other].add(found)
+
+        total = jax.lax.fori_loop(1, jnp.max(sizes[:groups]), add, jnp.zeros(count, jnp.int32))
+        most = jax.ops.segment_max(total, group, groups + 1)[group]
+        family = jnp.where(live, least(jnp.where(total == most, own, count)), own)
+        others = several & (family != own)
+        shared = jnp.where(others, jnp.maximum(common_with(family) - 1, 0), 0)
+        longest = jax.ops.segment_max(shared, group, groups + 1)[group]
+        shared = jnp.where(several & (family == own), longest, shared)
         return cls(length, shared, family)
 
     def order(self) -> Array:
         """Returns the order of packing, i32[R]: families by their longest row, in each family the
-        longest row first. Padding rows are last.
+        longest prefix first, then the longest row. Padding rows are last.
         """
-        order = jnp.lexsort((-self.length, self.family)).astype(jnp.int32)
-        family = self.family[order]
-        first = jnp.concatenate([jnp.ones(1, bool), family[1:] != family[:-1]])
-        start = jax.lax.cummax(jnp.where(first, jnp.arange(len(order)), 0))
-        length = self.length[order]
-        return order[jnp.argsort(jnp.where(length > 0, -length[start], 0), stable=True)]
+        order = jnp.lexsort((-self.length, -self.shared, self.family)).astype(jnp.int32)
+        length, family = self.length[order], self.family[order]
+        run = jnp.cumsum(family != jnp.roll(family, 1)) % len(order)
+        longest = jax.ops.segment_max(length, run, len(order))[run]
+        return order[jnp.argsort(jnp.where(length > 0, -longest, 0), stable=True)]
 
     def tokens(self) -> Array:
         """Counts the tokens to compute if families stay together, i32[]."""
-        family = jnp.where(self.length > 0, self.family, -1)
-        order = jnp.argsort(family)
-        family, shared = family[order], self.shared[order]
+        order = jnp.lexsort((-self.shared, self.family))
+        family, shared = self.family[order], self.shared[order]
         first = jnp.concatenate([jnp.ones(1, bool), family[1:] != family[:-1]])
         return jnp.sum(self.length - self.shared) + jnp.sum(jnp.where(first, shared, 0))
 
@@ -273,6 +299,7 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
         prefixes = Prefix(
             segment=jnp.where(shares, number, segment),
             start=jnp.where(shares, prefix[slot], t),
+            length=shared[slot],
             position=position,
             spread=jnp.where(inside, index(owner, place_in_row), 0),
             spread_segment=jnp.where(inside, owner, -1),

@@ -52,6 +52,8 @@ class UpdateConfig:
       head_chunk: tokens whose logits are held at once; None: chosen by `token_logprobs`.
       sharing: above 1: the prefix that a group's rows have in common is computed once in a piece.
         For kernels that take whole rows a piece has room for `sharing` times its tokens.
+      nested: whether rows of a group may share prefixes of different lengths, as those that replay
+        parts of one response do.
     """
 
     groups: int
@@ -63,6 +65,7 @@ class UpdateConfig:
     max_new: int = 0
     head_chunk: int | None = None
     sharing: float = 1.0
+    nested: bool = False
 
     def pieces(self, tokens: Array, mesh: Mesh, model: ModelConfig) -> PieceShape:
         """Returns the piece shape for `tokens` i32[R, W] split over the shards of a mesh."""
@@ -77,7 +80,7 @@ class UpdateConfig:
         lengths = row_lengths(mask)
         if self.sharing <= 1:
             return Rows.alone(lengths)
-        return Rows.grouped(tokens, lengths, group_ids, self.groups)
+        return Rows.grouped(tokens, lengths, group_ids, self.groups, self.nested)
 
 
 def row_lengths(mask: Array) -> Array:

@@ -43,13 +43,17 @@ def test_windows_rise_to_the_longest_row_and_their_blocks_divide_the_last(longes
     assert all(windows[-1].block % w.block == 0 == w.size % w.block for w in windows)
 
 
-def rows_of(lengths, seed, most):
-    """Rows of `lengths` in families of one to six, which share up to `most` tokens."""
+def rows_of(lengths, seed, most, nested=False):
+    """Rows of `lengths` in families of one to six, which share up to `most` tokens; `nested`: not
+    all as many.
+    """
     rng = np.random.default_rng(seed)
     family = np.sort(rng.integers(0, len(lengths) // 3, len(lengths)))
     shared = rng.integers(0, most + 1, len(lengths))[family] * (lengths > 0)
     least = [lengths[(family == f) & (lengths > 0)].min(initial=10**6) for f in family]
-    return Rows(*(x.astype(np.int32) for x in (lengths, np.minimum(shared, least) // 2, family)))
+    shared = np.minimum(shared, least) // 2
+    shared = rng.integers(0, shared + 1) if nested else shared
+    return Rows(*(x.astype(np.int32) for x in (lengths, shared, family)))
 
 
 @pytest.mark.parametrize("kernel", ["xla", "cudnn", "splash"])
@@ -60,16 +64,16 @@ def test_rows_share_as_soon_as_they_are_asked_to(kernel):
     assert not PieceShape.of(7, 9, 9, kernel, 1.0).sharing
 
 
-@pytest.mark.parametrize("sharing", [1.0, 2.0])
+@pytest.mark.parametrize("sharing, nested", [(1.0, False), (2.0, False), (2.0, True)])
 @pytest.mark.parametrize("kernel", ["xla", "cudnn"])
 @pytest.mark.parametrize(
     "rows, width, micro", [(40, 30, 64), (40, 30, 0), (7, 200, 250), (64, 9, 9)]
 )
-def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing):
+def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing, nested):
     """Its own tokens once, those of its prefix once for all of its family in the piece."""
     shape = PieceShape.of(rows, width, micro, kernel, sharing)
     lengths = lengths_of(rows, rows, width)
-    table = rows_of(lengths, rows, width if sharing > 1 else 0)
+    table = rows_of(lengths, rows, width if sharing > 1 else 0, nested)
     assert shape.sharing == (sharing > 1)
     tokens = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
     for row, shared in enumerate(table.shared):
@@ -79,7 +83,7 @@ def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing):
     seen = {}
     for number in range(int(plan.count)):
         piece = jax.device_get(pieces(plan, tokens, number, shape))
-        own, prefixes, total = [], {}, 0
+        own, prefixes, total, held = [], {}, 0, {}
         for place in np.flatnonzero(piece.used):
             row = int(piece.row[place])
             length, shared = lengths[row], table.shared[row]
@@ -94,6 +98,8 @@ def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing):
                 assert prefixes.setdefault(table.family[row], at[0]) == at[0] < mine[0]
                 np.testing.assert_array_equal(piece.prefix.start[mine], at[0])
                 assert len({*piece.prefix.segment[mine], *piece.segment[at[:shared]]}) == 1
+                np.testing.assert_array_equal(piece.prefix.length[mine], shared)
+                held[table.family[row]] = max(held.get(table.family[row], 0), shared)
             elif piece.prefix is not None:
                 np.testing.assert_array_equal(piece.prefix.segment[mine], place)
             if piece.prefix is not None and kernel != "xla":
@@ -104,10 +110,10 @@ def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing):
             seen[row] = number
             own.append(length - shared)
             total += length - shared
-        total += sum(table.shared[table.family == f].max() for f in prefixes)
+        total += sum(held.values())
         assert (piece.segment >= 0).sum() == total
         window = shape.windows[int(piece.which)]
-        longest = max(table.shared[table.family == f].max() for f in prefixes) if prefixes else 0
+        longest = max(held.values(), default=0)
         assert window.size >= max(own) and (sharing == 1 or window.prefix >= longest)
     assert set(seen) == set(np.flatnonzero(lengths))
     assert not pieces(plan, tokens, int(plan.count), shape).used.any()
@@ -125,8 +131,26 @@ def test_a_group_shares_what_all_of_its_rows_begin_with():
         rows.family[0] == rows.family[1] == rows.family[3] and len(set(rows.family.tolist())) == 3
     )
     assert rows.tokens() == 2 + (2 + 1 + 2) + 3
+    nested = Rows.grouped(tokens, lengths, ids, 2, nested=True)
+    assert nested.shared.tolist() == [2, 2, 0, 2, 0] and nested.family[0] == nested.family[3]
     # A group of one shares nothing.
     assert not Rows.grouped(tokens[:1], lengths[:1], ids[:1], 2).shared.any()
+
+
+def test_rows_share_what_they_have_in_common_with_one_of_their_group():
+    """Of one cached response 1 to 9, rows replay 6, 3, 8, 0, and 8 tokens."""
+    cut = [6, 3, 8, 0, 8]
+    tokens = np.array([[9, *range(1, n + 1), *[11 + i] * (9 - n)] for i, n in enumerate(cut)])
+    tokens = np.concatenate([tokens, tokens[:2, ::-1], np.full((2, 10), 5)])
+    lengths = np.array([10, 10, 10, 10, 9, 10, 10, 10, 0], np.int32)
+    ids = np.array([0, 0, 0, 0, 0, 1, 1, 1, -1], np.int32)
+    rows = Rows.grouped(tokens, lengths, ids, 3, nested=True)
+    # Each without the last of its replayed tokens, at which it parts. The last row has no other.
+    assert rows.shared[:5].tolist() == [6, 3, 8, 0, 8]
+    assert set(rows.family[:5].tolist()) == {2} and rows.shared[5:].tolist() == [0, 0, 0, 0]
+    assert rows.tokens() == 8 + (4 + 7 + 2 + 10 + 1) + 30
+    order = rows.order()[:5].tolist()
+    assert order == [2, 4, 0, 1, 3]
 
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
@@ -244,9 +268,9 @@ def test_cudnn_gets_the_sequences_of_a_piece(lengths, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
-@pytest.mark.parametrize("layer_window", [None, 5])
+@pytest.mark.parametrize("layer_window, nested", [(None, False), (5, False), (None, True)])
 @pytest.mark.parametrize("kernel", ["xla", "cudnn", "splash"])
-def test_prefixes_that_are_held_once_are_seen_by_all(kernel, layer_window, monkeypatch):
+def test_prefixes_that_are_held_once_are_seen_by_all(kernel, layer_window, nested, monkeypatch):
     """Prefixes longer and shorter than what follows them, and longer than a block; the reference
     has a mask of its own.
     """
@@ -264,6 +288,8 @@ def test_prefixes_that_are_held_once_are_seen_by_all(kernel, layer_window, monke
         pytest.skip("a layer with a window reads bands on a GPU, whose cuDNN is not here")
     lengths = np.array([200, 190, 30, 12, 12, 9, 60, 58, 57, 56, 7], np.int32)
     shared = np.array([150, 150, 0, 11, 11, 0, 10, 10, 10, 10, 0], np.int32)
+    if nested:
+        shared = np.array([150, 100, 0, 11, 7, 0, 10, 10, 3, 0, 0], np.int32)
     family = np.array([0, 0, 2, 3, 3, 5, 6, 6, 6, 6, 10], np.int32)
     shape = PieceShape.of(11, 200, 640, kernel, 2.0)
     table = Rows(*map(jnp.asarray, (lengths, shared, family)))
@@ -272,7 +298,8 @@ def test_prefixes_that_are_held_once_are_seen_by_all(kernel, layer_window, monke
     piece = piece_of(plan, jnp.zeros((11, 200), jnp.int32), jnp.int32(0), shape)
     held = piece.segment >= 0
     mine, other = piece.segment[:, None], piece.segment[None]
-    seen = (other == mine) | (other == piece.prefix.segment[:, None])
+    part = piece.position[None] < piece.prefix.length[:, None]
+    seen = (other == mine) | ((other == piece.prefix.segment[:, None]) & part)
     seen &= held[:, None] & (piece.position[None] <= piece.position[:, None])
     if layer_window is not None:
         seen &= piece.position[None] > piece.position[:, None] - layer_window
@@ -341,14 +368,18 @@ def ragged_batch(rows=24, width=90, seed=0):
     return jax.tree.map(jnp.asarray, batch), jnp.asarray(rng.normal(size=rows), jnp.float32)
 
 
-def grouped_batch(replayed=0, **kwargs):
-    """Groups of six whose rows begin alike; of that, the last `replayed` tokens are trained on."""
+def grouped_batch(replayed=0, nested=False, **kwargs):
+    """Groups of six whose rows begin alike, `nested`: some with less of it; of that, the last
+    `replayed` tokens are trained on.
+    """
     batch, advantages = ragged_batch(**kwargs)
     rng = np.random.default_rng(1)
     tokens, mask = (np.array(x) for x in (batch.tokens, batch.mask))
     for first in range(0, len(tokens), 6):
         shared = int(rng.integers(replayed + 1, 40))
-        tokens[first : first + 6, :shared] = tokens[first, :shared]
+        for row in range(first, first + 6):
+            most = int(rng.integers(3, shared + 1)) if nested else shared
+            tokens[row, :most] = tokens[first, :most]
         mask[first : first + 6, : shared - 1 - replayed] = False
     ids = np.where(mask.any(1), np.arange(len(mask)) // 6, -1)
     return batch.replace(
@@ -372,24 +403,27 @@ def first(loss, aggregation):
 
 
 @pytest.mark.parametrize(
-    "loss, aggregation, sharing",
+    "loss, aggregation, sharing, nested",
     [
         *(
-            pytest.param(*form, 2.0, marks=[] if first(*form) else pytest.mark.slow)
+            pytest.param(*form, 2.0, False, marks=[] if first(*form) else pytest.mark.slow)
             for form in FORMS
         ),
-        ("ppo", "token_mean", 1.0),
+        ("ppo", "token_mean", 1.0, False),
+        ("ppo", "token_mean", 2.0, True),
     ],
 )
-def test_gradients_are_those_of_padded_rows(params, loss, aggregation, sharing):
+def test_gradients_are_those_of_padded_rows(params, loss, aggregation, sharing, nested):
     """Several windows, several pieces, rows without a token to train on, prefixes that are computed
     once and counted for each row.
     """
-    batch, advantages = grouped_batch(width=140, replayed=4)
+    batch, advantages = grouped_batch(width=140, replayed=4, nested=nested)
     objective = Objective(
         loss=objectives.LOSSES[loss](), aggregation=aggregation, aggregation_constant=7.0
     )
-    config = UpdateConfig(groups=4, micro_tokens=200, objective=objective, sharing=sharing)
+    config = UpdateConfig(
+        groups=4, micro_tokens=200, objective=objective, sharing=sharing, nested=nested
+    )
     assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) >= 3
     got, metrics = jax.jit(
         lambda p: gradients(p, batch, advantages, None, None, MODEL, config, make_mesh())
@@ -423,19 +457,24 @@ def test_gradients_are_those_of_padded_rows(params, loss, aggregation, sharing):
 
 @pytest.mark.parametrize("axes", [dict(data=2), dict(fsdp=2, tensor=2)], ids=str)
 @pytest.mark.parametrize(
-    "loss, aggregation",
+    "loss, aggregation, nested",
     [
-        pytest.param(*form, marks=[pytest.mark.slow] * (form != ("ppo", "token_mean")))
-        for form in FORMS
+        *(
+            pytest.param(*form, False, marks=[pytest.mark.slow] * (form != ("ppo", "token_mean")))
+            for form in FORMS
+        ),
+        ("ppo", "token_mean", True),
     ],
 )
-def test_updates_on_a_mesh_are_those_of_one_device(params, loss, aggregation, axes):
-    batch, advantages = grouped_batch(width=200)
+def test_updates_on_a_mesh_are_those_of_one_device(params, loss, aggregation, axes, nested):
+    batch, advantages = grouped_batch(width=200, nested=nested)
     objective = Objective(
         loss=objectives.LOSSES[loss](), aggregation=aggregation, aggregation_constant=7.0
     )
     optimizer = optax.sgd(1.0)
-    config = UpdateConfig(groups=4, micro_tokens=300, objective=objective, sharing=2.0)
+    config = UpdateConfig(
+        groups=4, micro_tokens=300, objective=objective, sharing=2.0, nested=nested
+    )
     assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) >= 3
 
     def moved(mesh):

@@ -118,6 +118,10 @@ def of_chip(
         raise ValueError(f"the dry run is of {found['devices']} devices, not of {target.size}")
     model = model_of(config, target.chip.platform)
     shape = PieceShape(**found["pieces"])
+    if shape.sharing:
+        # Of this method: what it replays decides how much its rows share.
+        own = (shape.rows, shape.width, shape.tokens, shape.kernel, build.expected_sharing(config))
+        shape = dataclasses.replace(shape, whole=PieceShape.of(*own).whole)
     each = units_of(config, model, programs, shape, target.chip, row)
     # What is computed anew in the backward pass is in no bound.
     again = {"piece": (3 + config.model.remat) / 3}

@@ -110,8 +110,8 @@ class Step:
     Attributes:
       calls: of generation. host: seconds that the driver itself took, on this machine. screened,
         accepted, groups, informative: prompts. rows: i64[R], tokens of each row that is trained on.
-        owner: i64[R], which group it is of. shared: i64[R], its first tokens that all of the group
-        have. ages: i64[R], updates since each was begun.
+        owner: i64[R], which group it is of. shared: i64[R], its first tokens that others of the
+        group have. ages: i64[R], updates since each was begun.
     """
 
     calls: list[Call]
@@ -321,10 +321,14 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
 
 
 def _replayed(rollouts: Rollouts) -> np.ndarray:
-    """Replayed tokens that all samples of a group have, i64[R]."""
-    least = np.full(len(rollouts.prompts), np.iinfo(np.int64).max)
-    np.minimum.at(least, rollouts.owner, rollouts.prefix)
-    return least[rollouts.owner]
+    """Replayed tokens that each sample has in common with the one of its group that replays the
+    most, i64[R]; that one's with the next.
+    """
+    found = rollouts.prefix.astype(np.int64)
+    for rows in np.split(np.arange(len(found)), np.cumsum(rollouts.sizes)[:-1]):
+        most = rows[np.argmax(found[rows])]
+        found[most] = np.delete(found[rows], most - rows[0]).max(initial=0)
+    return found
 
 
 def check(config: Config) -> None:
@@ -380,7 +384,8 @@ def pieces_of(
     config: Config, rows: np.ndarray, owner: np.ndarray, shared: np.ndarray, shape: PieceShape
 ) -> list[int]:
     """Pieces of the fullest shard in each optimizer step of an RL step on rows of `rows` i[R]
-    tokens, of the groups `owner` i[R], of which the first `shared` i[R] are common to the group.
+    tokens, of the groups `owner` i[R], of which the first `shared` i[R] are common to others of
+    the group.
 
     Rows are assigned to shards and packed as the update does it.
     """
