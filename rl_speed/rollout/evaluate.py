@@ -10,7 +10,7 @@ import numpy as np
 
 from rl_speed.data.held_out import HeldOutSet, numbered
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
 from rl_speed.theory.pass_at_k import all_at_k, pass_at_k
 
@@ -137,10 +137,12 @@ class EvaluationSoFar:
       table: f64[4, P], for each finished prompt in `drawing_order`: correct samples, mean length,
         share truncated, mean entropy.
       stats: cost of generation so far.
+      queue: with `evaluate(..., slots)`, what has been drawn of other prompts.
     """
 
     table: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((4, 0)))
     stats: GenerationStats = dataclasses.field(default_factory=GenerationStats)
+    queue: "Queue" = dataclasses.field(default_factory=lambda: Queue())
 
     @property
     def done(self) -> int:
@@ -149,13 +151,21 @@ class EvaluationSoFar:
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        return {"table": self.table, "stats": dataclasses.asdict(self.stats)}
+        held = [] if self.queue.held is None else self.queue.held.groups()
+        return {
+            "table": self.table,
+            "stats": dataclasses.asdict(self.stats),
+            "asked": self.queue.asked,
+            "held": pack(held),
+        }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "EvaluationSoFar":
         """Inverse of `state_dict`."""
         stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
-        return cls(np.asarray(state["table"], np.float64), stats)
+        held = unpack(state["held"])
+        queue = Queue(int(state["asked"]), Rollouts.concat(held) if held else None)
+        return cls(np.asarray(state["table"], np.float64), stats, queue)
 
 
 def split_requests(
@@ -224,18 +234,8 @@ def draw_in_calls(
     def finish(rollouts, stats):
         rollouts = rollouts if reply is None else reply(rollouts)
         while len(rows := np.flatnonzero(rollouts.unfinished)):
-            waiting = rollouts.take(rows)
-            going = [
-                SampleRequest(
-                    waiting.prompts[waiting.owner[i]],
-                    int(waiting.sample_index[i]),
-                    1,
-                    begun=waiting.take(slice(i, i + 1)),
-                )
-                for i in range(len(rows))
-            ]
             done = 0
-            for call in fill_calls(going, room):
+            for call in fill_calls(_going_on(rollouts), room):
                 drawn, more = generator.dispatch(params, call).result()
                 rollouts = rollouts.put(rows[done : done + len(call)], reply(drawn))
                 stats += dataclasses.replace(more, samples=0)
@@ -252,6 +252,97 @@ def draw_in_calls(
                 yield finish(*pending.popleft().result())
         while pending:
             yield finish(*pending.popleft().result())
+
+
+@dataclasses.dataclass(frozen=True)
+class Queue:
+    """The place of `draw_on` in its requests.
+
+    Attributes:
+      asked: requests that calls have taken. held: samples of these, of prompts that have not been
+        returned; some unfinished.
+    """
+
+    asked: int = 0
+    held: Rollouts | None = None
+
+
+def draw_on(
+    generator: Generator,
+    params: Any,
+    requests: Sequence[SampleRequest],
+    room: tuple[int, int],
+    slots: int,
+    done: int = 0,
+    queue: Queue = Queue(),
+    stop: Callable[[], bool] = lambda: False,
+    reply: Callable[[Rollouts], Rollouts] | None = None,
+) -> Iterator[tuple[Rollouts, GenerationStats, Queue]]:
+    """Draws the samples of requests as one queue: a call ends as soon as no more than `slots`
+    samples are left, which go on in the next call, so that only the last call waits for its longest
+    sample.
+
+    The generator's contexts need room for a response. Samples are those of `draw_in_calls` up to
+    the rounding between drawing a token and reading it.
+
+    Args:
+      generator, params, room, stop, reply: see `draw_in_calls`.
+      requests: one for each prompt, with all of its samples.
+      slots: of all shards together.
+      done, queue: where to go on: requests whose samples have been returned, and the place then.
+
+    Yields: for each call the samples of the prompts that it completed, in the order of the
+    requests, their cost, and the place behind them.
+    """
+    place = {_key(r.prompt): i for i, r in enumerate(requests)}
+
+    def dispatch(queue):
+        going = [] if queue.held is None else _going_on(queue.held)
+        prompts, samples = room[0] - len(going), room[1] - len(going)
+        waiting = requests[queue.asked :]
+        fits = waiting and prompts > 0 and waiting[0].count <= samples
+        fresh = fill_calls(waiting, (prompts, samples))[0] if fits else []
+        asked = going + fresh
+        left = len(requests) - queue.asked - len(fresh)
+        enough = max(1, sum(r.count for r in asked) - slots) if left else None
+        return len(fresh), generator.dispatch(params, asked, enough)
+
+    with contextlib.suppress(CallStopped):
+        pending = None if stop() else dispatch(queue)
+        while pending is not None:
+            fresh, call = pending
+            drawn, stats = call.result()
+            parts = [drawn if reply is None else reply(drawn)]
+            if queue.held is not None:
+                parts.append(queue.held.take(np.flatnonzero(~queue.held.unfinished)))
+            groups = Rollouts.concat(parts).groups()
+            groups.sort(key=lambda group: place[_key(group.prompt)])
+            waits = (i for i, group in enumerate(groups) if group.unfinished.any())
+            count = next(waits, len(groups))
+            whole, rest = groups[:count], groups[count:]
+            queue = Queue(queue.asked + fresh, Rollouts.concat(rest) if rest else None)
+            done += count
+            more = done < len(requests) and not stop()
+            pending = dispatch(queue) if more else None
+            yield Rollouts.concat(whole or [drawn.take(slice(0, 0))]), stats, queue
+
+
+def _key(prompt: Prompt) -> tuple[str, int]:
+    return prompt.id, prompt.visit
+
+
+def _going_on(rollouts: Rollouts) -> list[SampleRequest]:
+    """Requests for the samples that have not ended."""
+    waiting = rollouts.take(np.flatnonzero(rollouts.unfinished))
+    return [
+        SampleRequest(
+            waiting.prompts[waiting.owner[i]],
+            int(waiting.sample_index[i]),
+            1,
+            begun=waiting.take(slice(i, i + 1)),
+        )
+        for i in range(len(waiting))
+    ]
 
 
 def drawing_order(sets: Mapping[str, HeldOutSet]) -> list[str]:
@@ -286,6 +377,7 @@ def evaluate(
     so_far: EvaluationSoFar | None = None,
     stop: Callable[[], bool] = lambda: False,
     reply: Callable[[Rollouts], Rollouts] | None = None,
+    slots: int = 0,
 ) -> Evaluations | None:
     """Draws and scores the samples of all prompts of all sets. A call may hold several sets.
 
@@ -300,18 +392,27 @@ def evaluate(
       progress: called after each call with the number of prompts that it finished.
       so_far: partial results of the same evaluation to continue from; updated after each call.
       stop: called before each call; True ends the evaluation. reply: see `draw_in_calls`.
+      slots: 0: each call waits for its longest sample. The slots of all shards: samples go on in
+        the next call (`draw_on`).
 
     Returns None if `stop` ended the evaluation; `so_far` then has the finished prompts.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     requests = plan_requests(sets)
-    remaining = requests[so_far.done :]
-    for rollouts, more in draw_in_calls(generator, params, remaining, room, stop, reply):
+    if slots:
+        how = (slots, so_far.done, so_far.queue)
+        draws = draw_on(generator, params, requests, room, *how, stop=stop, reply=reply)
+    else:
+        remaining = requests[so_far.done :]
+        calls = draw_in_calls(generator, params, remaining, room, stop, reply)
+        draws = ((*call, Queue()) for call in calls)
+    for rollouts, more, queue in draws:
         right = np.where(rollouts.nonfinite, 0, correct(rollouts))
         surprise = -rollouts.logprobs.sum(1, dtype=np.float64) / np.maximum(rollouts.sampled, 1)
-        columns = _by_prompt(rollouts, right, surprise)
+        columns = _by_prompt(rollouts, right, surprise) if len(rollouts) else np.zeros((4, 0))
         so_far.table = np.concatenate([so_far.table, columns], axis=1)
         so_far.stats = so_far.stats + more
+        so_far.queue = queue
         if progress is not None:
             progress(columns.shape[1])
     if so_far.done < len(requests):

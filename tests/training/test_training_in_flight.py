@@ -13,12 +13,14 @@ from test_training_driver import FakeGenerator, outcome, prompts
 from test_training_pipeline import untimed
 
 from rl_speed.config import Driver
+from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.prompts import PromptStream
 from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, decoder, init, sequence_logprobs
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.calls import ActivePrompt, PendingCall
+from rl_speed.rollout.evaluate import EvaluationSoFar, evaluate
 from rl_speed.rollout.generate import Generator, gather, shard_requests
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import read_lines
@@ -131,6 +133,43 @@ def test_groups_are_those_of_their_prompts_in_whatever_order_requests_stand(weig
     for group, a in zip(rollouts.groups(), active):
         assert group.prompt is a.prompt
     assert rollouts.versions.tolist() == [9, 9, 0]
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 2}], ids=str)
+def test_an_evaluation_waits_once_and_goes_on_where_it_was_stopped(weights, axes):
+    generator = of_mesh(make_mesh(**axes), (4, 16))
+    asked = {"a": HeldOutSet(prompts(9), 4), "b": HeldOutSet(prompts(20), 1)}
+    room = (20, 24)
+
+    def right(rollouts):
+        return rollouts.lengths % 2 == 0
+
+    def run(so_far=None, stop=lambda: False, slots=SLOTS * generator.shards):
+        return evaluate(
+            generator, weights[0], asked, right, room, so_far=so_far, stop=stop, slots=slots
+        )
+
+    want, got = run(slots=0), run()
+    for name in asked:
+        for field in ("correct", "lengths", "truncated"):
+            np.testing.assert_array_equal(
+                getattr(want.sets[name], field), getattr(got.sets[name], field)
+            )
+        np.testing.assert_allclose(want.sets[name].entropy, got.sets[name].entropy, rtol=1e-4)
+    assert got.stats.tokens == want.stats.tokens and got.stats.samples == want.stats.samples == 56
+    assert got.stats.slot_use > want.stats.slot_use
+
+    # Stopped after every call, and gone on from what a checkpoint has.
+    so_far, parts = EvaluationSoFar(), 0
+    while True:
+        asks = iter([False])
+        found = run(so_far, lambda asks=asks: next(asks, True))
+        parts += 1
+        if found is not None:
+            break
+        so_far = EvaluationSoFar.from_state_dict(so_far.state_dict())
+    assert found.stats == got.stats and parts == got.stats.calls
+    assert found.metrics() == got.metrics()
 
 
 class InParts(FakeGenerator):

@@ -22,7 +22,7 @@ from rl_speed.policy import DecodeAttention
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.calls import capacities
-from rl_speed.rollout.evaluate import fill_calls, plan_requests
+from rl_speed.rollout.evaluate import draw_on, fill_calls, plan_requests
 from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, shard_requests
 from rl_speed.sampling import Samples, halved
 from rl_speed.training import build
@@ -375,8 +375,14 @@ def evaluation(config: Config, outcomes: Outcomes, held_out: Mapping[str, int]) 
         for name, prompts in held_out.items()
     }
     room = capacities(config.rule, config.driver)
-    for requests in fill_calls(plan_requests(sets), room):
-        generator.dispatch(None, requests)
+    requests = plan_requests(sets)
+    if config.driver.in_flight:
+        room = (room[0] + config.sampler.slots, room[1])  # as of `build.build_generators`
+        for _ in draw_on(generator, None, requests, room, config.sampler.slots):
+            pass
+    else:
+        for call in fill_calls(requests, room):
+            generator.dispatch(None, call)
     return generator.calls
 
 
