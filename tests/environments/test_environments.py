@@ -260,7 +260,7 @@ def run_of(name, steps, **fields):
     return config
 
 
-@pytest.mark.parametrize("name", ["again", "calculator"])
+@pytest.mark.parametrize("name", ["again", pytest.param("calculator", marks=pytest.mark.slow)])
 def test_a_run_trains_repeats_and_resumes(name, tmp_path):
     whole = Trainer(run_of(name, 4), tmp_path / "whole")
     whole.run()

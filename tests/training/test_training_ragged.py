@@ -463,7 +463,7 @@ def test_gradients_are_those_of_padded_rows(params, loss, aggregation, sharing, 
             pytest.param(*form, False, marks=[pytest.mark.slow] * (form != ("ppo", "token_mean")))
             for form in FORMS
         ),
-        ("ppo", "token_mean", True),
+        pytest.param("ppo", "token_mean", True, marks=pytest.mark.slow),
     ],
 )
 def test_updates_on_a_mesh_are_those_of_one_device(params, loss, aggregation, axes, nested):
