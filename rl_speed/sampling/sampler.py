@@ -132,7 +132,13 @@ def _prefill_by_width(
             at = start + jnp.arange(chunk, dtype=jnp.int32)
             rows = jnp.where(at < end, jax.lax.dynamic_slice(order, (start,), (chunk,)), capacity)
 
-            def put(old, new):
+            def put(old, new, width=width):
+                apart = [a != b for a, b in zip(old.shape[1:], new.shape[1:])]
+                if old.ndim != new.ndim or sum(apart) > 1:
+                    raise TypeError(
+                        f"prefill returns arrays {new.shape} for {width} tokens and {old.shape} "
+                        f"for {widths[-1]}: with prefill_widths they may differ in one axis"
+                    )
                 place = (rows, *(slice(0, size) for size in new.shape[1:]))
                 return old.at[place].set(new, mode="drop")
 

@@ -575,8 +575,9 @@ def prefill_widths(config: Config) -> tuple[int, ...]:
     length = context_length(config)
     if length == config.data.max_prompt_length or not config.sampler.prefill_chunk:
         return ()
-    multiple = 128 if length >= 1024 else 8
-    halves = (-(-length // 2**k // multiple) * multiple for k in (3, 2, 1))
+    multiple = 128 if length >= 1024 else 16
+    # The layout of keys and values on a GPU depends on whether a length is a multiple of 16.
+    halves = (-(-length // 2**k // multiple) * multiple + length % 16 for k in (3, 2, 1))
     return tuple(sorted({width for width in halves if 32 <= width < length}))
 
 

@@ -202,6 +202,19 @@ def test_contexts_are_read_at_their_own_width():
     assert set(widths) == {2, 4, LENGTH} and len(widths) < 10  # traced once
 
 
+def test_another_layout_of_narrow_contexts_is_refused():
+    def prefill(params, tokens, lengths):
+        kv, *rest = toy.DECODER.prefill(params, tokens, lengths)
+        turned = tokens.shape[1] < LENGTH
+        return jax.tree.map(lambda x: x[..., None] if turned else x, kv), *rest
+
+    config = SamplerConfig(**{**CONFIG.__dict__, "prefill_chunk": 3, "prefill_widths": (4,)})
+    decoder = dataclasses.replace(toy.DECODER, prefill=prefill)
+    _, table, columns = make_case(11, 20, 5)
+    with pytest.raises(TypeError, match="for 4 tokens .* with prefill_widths they may differ in"):
+        sample(decoder, toy.params(), table, requests_of(table, columns), KEY, config)
+
+
 @pytest.mark.parametrize("widths", [(4, 4), (4, 2), (0,)])
 def test_prefill_widths_ascend(widths):
     with pytest.raises(ValueError, match="sampler.prefill_widths must be numbers of tokens, asc"):
