@@ -605,6 +605,12 @@ def _check_environment(c: "Config") -> None:
             f"config.environment.reply={e.reply!r} needs config.driver.in_flight, because a sample "
             f"goes on in the call after a reply: set it to {least} or more"
         )
+    if c.driver.max_calls <= e.max_turns:
+        raise ValueError(
+            f"config.driver.max_calls ({c.driver.max_calls}) must be above "
+            f"config.environment.max_turns ({e.max_turns}): each turn of a response takes a "
+            "generation call"
+        )
     if c.replay.window != "none":
         raise ValueError(
             f"config.environment.reply={e.reply!r} needs config.replay.window='none', got "

@@ -352,6 +352,7 @@ def test_the_walk_through_runs(repo, tmp_path, monkeypatch):
     [
         ({"driver.in_flight": 0}, "environment.reply='ask_again' needs config.driver.in_flight"),
         ({"replay.window": "fixed"}, "needs config.replay.window='none'"),
+        ({"driver.max_calls": 1}, "config.driver.max_calls (1) must be above config.environment"),
         ({"environment.max_turns": 0}, "config.environment.max_turns must be at least 1"),
         ({"environment.reply": "agian"}, "config.environment.reply"),
         ({"environment.judged": "first"}, "config.environment.judged"),
