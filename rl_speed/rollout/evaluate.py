@@ -137,7 +137,7 @@ class EvaluationSoFar:
       table: f64[4, P], for each finished prompt in `drawing_order`: correct samples, mean length,
         share truncated, mean entropy.
       stats: cost of generation so far.
-      queue: with `evaluate(..., slots)`, what has been drawn of other prompts.
+      queue: with `evaluate(..., in_flight=True)`, what has been drawn of other prompts.
     """
 
     table: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((4, 0)))
@@ -272,15 +272,14 @@ def draw_on(
     params: Any,
     requests: Sequence[SampleRequest],
     room: tuple[int, int],
-    slots: int,
     done: int = 0,
     queue: Queue = Queue(),
     stop: Callable[[], bool] = lambda: False,
     reply: Callable[[Rollouts], Rollouts] | None = None,
 ) -> Iterator[tuple[Rollouts, GenerationStats, Queue]]:
-    """Draws the samples of requests as one queue: a call ends as soon as no more than `slots`
-    samples are left, which go on in the next call, so that only the last call waits for its longest
-    sample.
+    """Draws the samples of requests as one queue: a call ends when slots would be idle
+    (`enough_of`), and what is left goes on in the next call, so that only the last call waits for
+    its longest sample.
 
     The generator's contexts need room for a response. Samples are those of `draw_in_calls` up to
     the rounding between drawing a token and reading it.
@@ -288,7 +287,6 @@ def draw_on(
     Args:
       generator, params, room, stop, reply: see `draw_in_calls`.
       requests: one for each prompt, with all of its samples.
-      slots: of all shards together.
       done, queue: where to go on: requests whose samples have been returned, and the place then.
 
     Yields: for each call the samples of the prompts that it completed, in the order of the
@@ -303,8 +301,8 @@ def draw_on(
         fits = waiting and prompts > 0 and waiting[0].count <= samples
         fresh = fill_calls(waiting, (prompts, samples))[0] if fits else []
         asked = going + fresh
-        left = len(requests) - queue.asked - len(fresh)
-        enough = max(1, sum(r.count for r in asked) - slots) if left else None
+        last = queue.asked + len(fresh) == len(requests)
+        enough = None if last else sum(r.count for r in asked)
         return len(fresh), generator.dispatch(params, asked, enough)
 
     with contextlib.suppress(CallStopped):
@@ -377,7 +375,7 @@ def evaluate(
     so_far: EvaluationSoFar | None = None,
     stop: Callable[[], bool] = lambda: False,
     reply: Callable[[Rollouts], Rollouts] | None = None,
-    slots: int = 0,
+    in_flight: bool = False,
 ) -> Evaluations | None:
     """Draws and scores the samples of all prompts of all sets. A call may hold several sets.
 
@@ -392,15 +390,15 @@ def evaluate(
       progress: called after each call with the number of prompts that it finished.
       so_far: partial results of the same evaluation to continue from; updated after each call.
       stop: called before each call; True ends the evaluation. reply: see `draw_in_calls`.
-      slots: 0: each call waits for its longest sample. The slots of all shards: samples go on in
-        the next call (`draw_on`).
+      in_flight: whether samples go on in the next call, so that only the last call waits for its
+        longest sample (`draw_on`).
 
     Returns None if `stop` ended the evaluation; `so_far` then has the finished prompts.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     requests = plan_requests(sets)
-    if slots:
-        how = (slots, so_far.done, so_far.queue)
+    if in_flight:
+        how = (so_far.done, so_far.queue)
         draws = draw_on(generator, params, requests, room, *how, stop=stop, reply=reply)
     else:
         remaining = requests[so_far.done :]

@@ -152,6 +152,13 @@ def shard_requests(requests: Sequence[SampleRequest], shards: int) -> list[np.nd
     return [mine[np.argsort(place[mine])] for mine in (dealt[i::shards] for i in range(shards))]
 
 
+def enough_of(total: int, enough: int, slots: int) -> int:
+    """Returns after how many of its `total` samples a call ends, at most `enough`: if there are
+    more samples than slots, when slots would be idle, but not before a quarter has ended.
+    """
+    return enough if total <= slots else min(enough, max(total - slots, total // 4))
+
+
 def gather(
     samples: Samples, requests: Sequence[SampleRequest], end_tokens: Sequence[int] | None = None
 ) -> tuple[Rollouts, GenerationStats]:
@@ -362,13 +369,16 @@ class Generator:
     ) -> PendingRollouts:
         """Starts drawing the samples of every request in one call, without waiting.
 
-        The call ends when `enough` samples have ended, in equal parts on every shard; None: all.
-        The others are `unfinished`, with the tokens that they have.
+        The call ends when `enough` samples have ended, in equal parts on every shard, or earlier
+        (`enough_of`); None: all. The others are `unfinished`, with the tokens that they have.
 
         Do not donate `params` before the result is on the host, because the launch may still wait
         for an earlier call. Raises ValueError if the requests exceed the capacities.
         """
         requests = list(requests)
+        if enough is not None:
+            total = sum(request.count for request in requests)
+            enough = enough_of(total, enough, self.config.slots * self.shards)
         counts = [
             sum(requests[i].count for i in mine) for mine in shard_requests(requests, self.shards)
         ]

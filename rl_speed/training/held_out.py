@@ -75,7 +75,7 @@ class HeldOut:
             so_far=self.under_way,
             stop=stop,
             reply=self.scorer.turns,
-            slots=self._config.sampler.slots if self._config.driver.in_flight else 0,
+            in_flight=self._config.driver.in_flight > 0,
         )
         if result is not None:
             self.under_way = None

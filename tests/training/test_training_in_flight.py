@@ -21,7 +21,7 @@ from rl_speed.policy import ModelConfig, decoder, init, sequence_logprobs
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.calls import ActivePrompt, PendingCall
 from rl_speed.rollout.evaluate import EvaluationSoFar, evaluate
-from rl_speed.rollout.generate import Generator, gather, shard_requests
+from rl_speed.rollout.generate import Generator, enough_of, gather, shard_requests
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import Dynamic, SamplerConfig, Sequential, Speed, Uniform
@@ -144,12 +144,12 @@ def test_an_evaluation_waits_once_and_goes_on_where_it_was_stopped(weights, axes
     def right(rollouts):
         return rollouts.lengths % 2 == 0
 
-    def run(so_far=None, stop=lambda: False, slots=SLOTS * generator.shards):
+    def run(so_far=None, stop=lambda: False, on=True):
         return evaluate(
-            generator, weights[0], asked, right, room, so_far=so_far, stop=stop, slots=slots
+            generator, weights[0], asked, right, room, so_far=so_far, stop=stop, in_flight=on
         )
 
-    want, got = run(slots=0), run()
+    want, got = run(on=False), run()
     for name in asked:
         for field in ("correct", "lengths", "truncated"):
             np.testing.assert_array_equal(
@@ -170,6 +170,11 @@ def test_an_evaluation_waits_once_and_goes_on_where_it_was_stopped(weights, axes
         so_far = EvaluationSoFar.from_state_dict(so_far.state_dict())
     assert found.stats == got.stats and parts == got.stats.calls
     assert found.metrics() == got.metrics()
+
+
+def test_a_call_ends_when_slots_would_be_idle():
+    assert enough_of(100, 60, 30) == 60 and enough_of(100, 90, 30) == 70
+    assert enough_of(100, 90, 99) == 25 and enough_of(30, 25, 30) == 25
 
 
 class InParts(FakeGenerator):

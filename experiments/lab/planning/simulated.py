@@ -23,7 +23,13 @@ from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.evaluate import draw_on, fill_calls, plan_requests
-from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, shard_requests
+from rl_speed.rollout.generate import (
+    PendingRollouts,
+    SampleRequest,
+    enough_of,
+    gather,
+    shard_requests,
+)
 from rl_speed.sampling import Samples, halved
 from rl_speed.training import build
 from rl_speed.training.split_step import split_minibatches
@@ -198,6 +204,9 @@ class SimulatedGenerator:
         left = [self._lengths(request) for request in requests]
         mine = shard_requests(requests, self.shards)
         tables = [np.concatenate([left[i] for i in m] + [np.zeros(0, int)]) for m in mine]
+        total = sum(map(len, tables))
+        if enough is not None:
+            enough = enough_of(total, enough, self.slots * self.shards)
         room = max(map(len, tables))
         zero = np.zeros(self.shards, np.int64)
         lengths, starts = np.zeros((2, self.shards, room), np.int64)
@@ -378,7 +387,7 @@ def evaluation(config: Config, outcomes: Outcomes, held_out: Mapping[str, int]) 
     requests = plan_requests(sets)
     if config.driver.in_flight:
         room = (room[0] + config.sampler.slots, room[1])  # as of `build.build_generators`
-        for _ in draw_on(generator, None, requests, room, config.sampler.slots):
+        for _ in draw_on(generator, None, requests, room):
             pass
     else:
         for call in fill_calls(requests, room):
