@@ -106,7 +106,7 @@ STYLES = (
         open=True,
         absent={
             "trainer_state": "rewards that change with the step could not be resumed exactly",
-            "environments": "responses have one turn",
+            "environments": "rewards read text; config.environment has the turns",
         },
     ),
     Style(
