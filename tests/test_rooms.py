@@ -9,7 +9,6 @@ import pytest
 
 # As WORKSPACE.md has them.
 ORDER = [
-    "theory",
     "objectives",
     "sampling",
     "rewards",
@@ -32,6 +31,7 @@ EXAMPLES = {
     "my_rules.py",
     "my_losses.py",
     "my_advantages.py",
+    "my_environments.py",
     "my_rewards.py",
     "ported_rewards.py",
     "configs/FILE.py",

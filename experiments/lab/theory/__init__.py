@@ -5,11 +5,9 @@ objective of sequential stopping, allocation of budgets, the KL of the optimal p
 of replayed prefixes on the gradient.
 """
 
-from rl_speed.theory.allocation import allocate
-from rl_speed.theory.budget import Shares, best_shares, progress
-from rl_speed.theory.forecast import best_screening, group_value
-from rl_speed.theory.kl import kl_optimal, kl_second_order
-from rl_speed.theory.replay import (
+from lab.theory.budget import Shares, best_shares, progress
+from lab.theory.kl import kl_optimal, kl_second_order
+from lab.theory.replay import (
     GradientError,
     GradientMoments,
     kept_tokens,
@@ -17,8 +15,8 @@ from rl_speed.theory.replay import (
     replay_moments,
     tabular_policy,
 )
-from rl_speed.theory.sequential import Exit, SequentialCost, sequential_cost, sequential_exits
-from rl_speed.theory.snr import (
+from lab.theory.sequential import Exit, SequentialCost, sequential_cost, sequential_exits
+from lab.theory.snr import (
     SnrEstimate,
     empirical_snr,
     improvement_bound,
@@ -26,7 +24,7 @@ from rl_speed.theory.snr import (
     snr_bound_exact_advantage,
     snr_bound_simple,
 )
-from rl_speed.theory.speed import (
+from lab.theory.speed import (
     Expectation,
     acceptance,
     expected_speedup,
@@ -34,7 +32,7 @@ from rl_speed.theory.speed import (
     phi,
     phi_prime,
 )
-from rl_speed.theory.weights import (
+from lab.theory.weights import (
     allocated_weight,
     balanced_weight,
     kept_classes,
@@ -44,6 +42,8 @@ from rl_speed.theory.weights import (
     sequential_weight,
     uniform_weight,
 )
+from rl_speed.estimates.allocation import allocate
+from rl_speed.estimates.group_value import best_screening, group_value
 
 __all__ = [
     "Exit",
