@@ -292,8 +292,8 @@ def evaluate_policy(
         f"{e.samples} responses to a question, temperature {e.temperature:g}, top-p "
         f"{e.top_p:g}, at most {config.sampler.max_new} tokens, verifier {r.verifier} "
         f"({r.mode}), seed {config.seed}, prompt {d.prompt!r}"
-        + f" and {d.instruction!r}"
-        * bool(d.instruction)
+        + f" and {d.instruction!r}" * bool(d.instruction)
+        + f", environment {config.environment.reply}" * bool(config.environment.reply)
     )
     written = report.write_results(summary, folder, f"Evaluation of {name}", facts)
     print("\n" + report.tables(summary) + "\nwritten to", folder / "responses.jsonl", *written)
