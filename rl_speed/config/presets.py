@@ -23,7 +23,11 @@ EMBEDDED: Words = (
     ("speed_rloo", *(name for name in methods.METHODS if name != "speed_rloo")),
     tuple(TASKS),
 )
-ENVIRONMENTS: Words = (("again", "calculator"), EMBEDDED[0])
+# Without methods that replay responses, whose replies would not be known.
+ENVIRONMENTS: Words = (
+    ("again", "calculator"),
+    tuple(name for name in EMBEDDED[0] if not name.startswith("rpo")),
+)
 SPEED: Words = (
     ("speed_rloo", "rloo", "speed_dapo", "dapo", "forecast_rloo", "forecast_dapo"),
     ("numina", "dapo17k", "deepscaler"),
