@@ -16,7 +16,7 @@ Expect:  train/turns, the mean number of replies in a trained response; accuraci
 
 from rl_speed.config import Config, presets
 
-VARIANTS = presets.ENVIRONMENTS
+VARIANTS = presets.WITH_ENVIRONMENT
 
 
 def get_config(variant: str = "") -> Config:

@@ -24,7 +24,7 @@ EMBEDDED: Words = (
     tuple(TASKS),
 )
 # Without methods that replay responses, whose replies would not be known.
-ENVIRONMENTS: Words = (
+WITH_ENVIRONMENT: Words = (
     ("again", "calculator"),
     tuple(name for name in EMBEDDED[0] if not name.startswith("rpo")),
 )
@@ -198,7 +198,7 @@ def with_environment(variant: str = "") -> Config:
     """Returns an embedded task with an environment: "again" (a wrong answer is asked again) or
     "calculator" (the results of written steps are filled in).
     """
-    name, method = choose(variant, ENVIRONMENTS)
+    name, method = choose(variant, WITH_ENVIRONMENT)
     config = embedded(method, "chain" if name == "again" else "scratchpad")
     # Twice the slots: a sample waits for the next call after a reply, and its slot must not.
     config.driver.in_flight = 2 * config.sampler.slots

@@ -418,7 +418,8 @@ class Environment:
     # answer is wrong), "ask_again" (puts the question again), "calculator" (writes the value of
     # "<<3*4="), "table" (results of the task "scratchpad"), or a function of yours,
     # "module:function". Empty: none. Its tokens are not trained on. Needs driver.in_flight. Runs in
-    # workers, with the limits of `reward`; rl_speed/rollout/README.md shows how to write one.
+    # workers, with the limits of `reward`; rl_speed/environments/README.md shows how to write
+    # one.
     reply: str = one_of("", ENVIRONMENTS, function=True)
     max_turns: int = 1  # most replies in a response
     # Texts that end a turn, besides the end tokens, separated by blanks; each must be one token.

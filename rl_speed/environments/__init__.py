@@ -3,7 +3,7 @@
 An environment is a pure function of a trajectory, so a run that resumes or repeats a call gets the
 same replies, and a function that hangs or crashes costs only its own trajectory. It is named in
 `config.environment.reply`: a word of `ENVIRONMENTS`, or "module:function". `turns.Turns` asks it on
-the host when a turn ends (rl_speed/rollout/README.md has a walk-through).
+the host when a turn ends (README.md has a walk-through).
 
 Standard library only, because its workers import this package.
 """

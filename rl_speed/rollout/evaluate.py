@@ -129,6 +129,19 @@ class Evaluations:
         return out
 
 
+@dataclasses.dataclass(frozen=True)
+class Queue:
+    """The place of `draw_on` in its requests.
+
+    Attributes:
+      asked: requests that calls have taken. held: samples of these, of prompts that have not been
+        returned; some unfinished.
+    """
+
+    asked: int = 0
+    held: Rollouts | None = None
+
+
 @dataclasses.dataclass
 class EvaluationSoFar:
     """An evaluation that was stopped between two calls.
@@ -142,7 +155,7 @@ class EvaluationSoFar:
 
     table: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((4, 0)))
     stats: GenerationStats = dataclasses.field(default_factory=GenerationStats)
-    queue: "Queue" = dataclasses.field(default_factory=lambda: Queue())
+    queue: Queue = Queue()
 
     @property
     def done(self) -> int:
@@ -252,19 +265,6 @@ def draw_in_calls(
                 yield finish(*pending.popleft().result())
         while pending:
             yield finish(*pending.popleft().result())
-
-
-@dataclasses.dataclass(frozen=True)
-class Queue:
-    """The place of `draw_on` in its requests.
-
-    Attributes:
-      asked: requests that calls have taken. held: samples of these, of prompts that have not been
-        returned; some unfinished.
-    """
-
-    asked: int = 0
-    held: Rollouts | None = None
 
 
 def draw_on(

@@ -177,8 +177,8 @@ class Requests:
       max_new: i32[R], maximum new tokens, at most `SamplerConfig.max_new`. The samplers reject
         larger values in NumPy tables and clamp them in device tables.
       count: i32[], rows in use.
-      drawn: i32[R], tokens of the sample that earlier calls drew, which are the last ones of its
-        context: its randomness goes on where it was. None: no sample was begun before.
+      drawn: i32[R], tokens of the response that the context ends with, from earlier calls and
+        environments: the sample's randomness goes on behind them. None: no sample was begun before.
       enough: i32[]: the call ends when so many requests have ended. The others keep the tokens that
         they have, or none; only `truncated`, `nonfinite` and the last token tell them from those
         that ended. None: all.

@@ -134,8 +134,8 @@ def compare(
         if "ended" in run.summary
     ]:
         machine += (
-            "\n\n**Ended before their last step, because the policy no longer solved any "
-            f"question**: {'; '.join(ended)}."
+            "\n\n**Ended before their last step, because the rule rejected every prompt**: "
+            f"{'; '.join(ended)}."
         )
     limits, budget_rows = budgets.at_budgets(done)
     text = "\n".join(

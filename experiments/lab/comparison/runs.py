@@ -241,8 +241,7 @@ def is_over(stopped: Stopped) -> bool:
 def train(config: Config, folder: Path, over: Callable[[], bool] = lambda: False) -> bool:
     """Train, or go on training, in `folder`; add the seconds to those of the slices before.
 
-    A run whose policy no longer solves any question ends where it is: its summary has the reason
-    as "ended".
+    A run whose rule rejects every prompt ends where it is: its summary has the reason as "ended".
 
     Returns whether the run is finished: False where `over` said that the time is over. Raises what
     `Trainer` does, Stopped for a signal alone.
