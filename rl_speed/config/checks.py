@@ -247,6 +247,7 @@ def check_evaluation(c: "Config") -> None:
             "mesh.tensor",
         ],
     )
+    _check_turns(c)
     e = c.evaluation
     r = c.reward
     longest = c.data.max_prompt_length
@@ -593,12 +594,26 @@ def _check_depth(c: "Config") -> None:
         )
 
 
+def _check_turns(c: "Config") -> None:
+    """Checks the section `environment` by itself."""
+    e = c.environment
+    if not e.reply and e.stop:
+        raise ValueError(
+            f"config.environment.stop={e.stop!r} has no effect without config.environment.reply"
+        )
+    _require_one(c, ["environment.max_turns"])
+    if e.reply in ("calculator", "table") and "=" not in e.stop.split():
+        raise ValueError(
+            f"config.environment.reply={e.reply!r} replies to turns that end with '=', and needs "
+            f"config.environment.stop='=', got {e.stop!r}"
+        )
+
+
 def _check_environment(c: "Config") -> None:
-    """Checks what turns of an environment need of other sections."""
+    """Checks what turns of an environment need of a training run."""
     e = c.environment
     if not e.reply:
         return
-    _require_one(c, ["environment.max_turns"])
     if not c.driver.in_flight:
         least = max(c.sampler.slots, c.rule.max_samples)
         raise ValueError(

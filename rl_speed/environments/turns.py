@@ -20,8 +20,9 @@ _log = logging.getLogger(__name__)
 _CALL = "rl_speed.environments.worker:call"
 
 # Causes of `Turns.counts` beside those of a worker: the reply, with one more token, does not fit
-# into a response.
+# into a response; the tokenizer has no token for its text. The trajectory ends there.
 NO_ROOM = "no_room"
+NO_TOKENS = "no_tokens"
 
 
 class FunctionEnvironment:
@@ -130,7 +131,7 @@ class Turns:
         self._judge = judge
         self._hosts = hosts
         self._watch = FailureWatch()
-        self.counts: Counter[str] = Counter(dict.fromkeys((*CAUSES, NO_ROOM), 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys((*CAUSES, NO_ROOM, NO_TOKENS), 0))
 
     def try_out(self, prompt: Prompt) -> None:
         """Asks for a reply to a made-up turn.
@@ -141,11 +142,18 @@ class Turns:
         made = Trajectory(
             prompt.text, prompt.answer, prompt.meta, [f"The answer is {prompt.answer}"]
         )
-        _, (cause,) = self._environment.replies([made], [False] * self._environment.takes_verdict)
+        (reply,), (cause,) = self._environment.replies(
+            [made], [False] * self._environment.takes_verdict
+        )
         if cause in UNGRADED:
             raise ValueError(
                 "config.environment.reply: the function fails for a made-up turn "
                 f"{made.turns[0]!r:.200}: {self._environment.last_message.get(cause) or cause}"
+            )
+        if reply.text and not len(self._encode(reply.text, reply.role, True)):
+            raise ValueError(
+                "config.environment.reply: this tokenizer has no token for the reply "
+                f"{reply.text!r}"
             )
         self._environment.counts.clear()
 
@@ -175,6 +183,9 @@ class Turns:
                 continue
             closed = int(rollouts.tokens[row, rollouts.lengths[row] - 1]) in self._end
             tokens = self._encode(reply.text, reply.role, closed) if reply.text else ()
+            if reply.text and not len(tokens):
+                self.counts[NO_TOKENS] += 1
+                continue
             if rollouts.lengths[row] + len(tokens) >= self._max_new:
                 self.counts[NO_ROOM] += 1
                 continue

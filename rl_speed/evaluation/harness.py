@@ -147,6 +147,8 @@ def run(
     file = ResponseFile(folder, identity, notes or {}, benchmarks, samples, overwrite)
     pieces, piece = capacities(config, len(prompts), questions_per_call)
     turns = build.build_turns(config, policy, lambda rollouts: judge(rollouts).correct)
+    if turns is not None:
+        turns.try_out(prompts[0])
     # A response that goes on after a reply has a context of its own.
     contexts = pieces if turns is None else pieces * piece
     longest = prompt_length + (0 if turns is None else config.sampler.max_new)

@@ -171,8 +171,8 @@ def turns_of(environment, max_turns=2, **changes):
     return Turns(
         environment,
         decode=lambda ids: "".join(map(str, ids)),
-        encode=lambda text, role, closed: [int(x) for x in text],
         **{
+            **dict(encode=lambda text, role, closed: [int(x) for x in text]),
             **dict(end_tokens=[END], max_turns=max_turns, max_new=8),
             **dict(judge=lambda r: r.tokens[:, 0] == 2),
             **changes,
@@ -239,6 +239,10 @@ def test_failures_cost_their_own_trajectory(own, caplog):
     )
     turns.try_out(Prompt("p", np.array([9]), "2", np.array([2]), "1+1"))
     turns.close()
+    mute = turns_of(Fake(lambda turn: Reply("4")), encode=lambda text, role, closed: [])
+    with pytest.raises(ValueError, match="this tokenizer has no token for the reply '4'"):
+        mute.try_out(Prompt("p", np.array([9]), "2", np.array([2]), "1+1"))
+    assert not mute(table([[1, END]])).unfinished.any() and mute.counts["no_tokens"] == 1
     turns = turns_of(FunctionEnvironment("my_own:never", 1))
     with pytest.raises(ValueError, match="fails for a made-up turn 'The answer is 2'.*always"):
         turns.try_out(Prompt("p", np.array([9]), "2", np.array([2]), "1+1"))
@@ -353,6 +357,8 @@ def test_the_walk_through_runs(repo, tmp_path, monkeypatch):
         ({"driver.in_flight": 0}, "environment.reply='ask_again' needs config.driver.in_flight"),
         ({"replay.window": "fixed"}, "needs config.replay.window='none'"),
         ({"driver.max_calls": 1}, "config.driver.max_calls (1) must be above config.environment"),
+        ({"environment.reply": "", "environment.stop": "="}, "stop='=' has no effect without"),
+        ({"environment.reply": "table"}, "and needs config.environment.stop='=', got ''"),
         ({"environment.max_turns": 0}, "config.environment.max_turns must be at least 1"),
         ({"environment.reply": "agian"}, "config.environment.reply"),
         ({"environment.judged": "first"}, "config.environment.judged"),
