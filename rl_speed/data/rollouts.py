@@ -233,6 +233,7 @@ class Rollouts:
         """Number of response tokens that a policy drew."""
         return int(self.sampled.sum())
 
+    @property
     def turns(self) -> np.ndarray:
         """Number of turns of an environment in each response, i64[R]."""
         theirs = (self.source == ENVIRONMENT) & _valid(self.tokens.shape[1], self.lengths)

@@ -171,7 +171,7 @@ class Turns:
         if not len(asked):
             return rollouts
         replies = self._replies(rollouts.take(asked))
-        turns = rollouts.turns()
+        turns = rollouts.turns
         added = {}
         unfinished = rollouts.unfinished.copy()
         given = rollouts.given_rewards.copy()

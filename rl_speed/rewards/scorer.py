@@ -273,7 +273,7 @@ class _Counted:
 
 
 def _or_given(rollouts: Rollouts, values: np.ndarray) -> np.ndarray:
-    """Returns the values, or what an environment gave."""
+    """Returns the values, with an environment's own value where it gave one."""
     given = rollouts.given_rewards
     return np.where(np.isnan(given), values, given).astype(values.dtype)
 

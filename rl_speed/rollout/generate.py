@@ -68,8 +68,8 @@ class SampleRequest:
 
     @property
     def drawn(self) -> int:
-        """How many of them follow the replayed ones: what earlier calls drew, and an environment
-        wrote.
+        """Number of given tokens after the replayed ones: those that earlier calls drew and an
+        environment wrote.
         """
         return 0 if self.begun is None else int((self.begun.lengths - self.begun.prefix)[0])
 
@@ -153,8 +153,10 @@ def shard_requests(requests: Sequence[SampleRequest], shards: int) -> list[np.nd
 
 
 def enough_of(total: int, enough: int, slots: int) -> int:
-    """Returns after how many of its `total` samples a call ends, at most `enough`: if there are
-    more samples than slots, when slots would be idle, but not before a quarter has ended.
+    """Returns the number of ended samples at which a call of `total` samples ends.
+
+    It is `enough`. With more samples than slots it is less if slots would be idle before, but at
+    least a quarter of the samples.
     """
     return enough if total <= slots else min(enough, max(total - slots, total // 4))
 

@@ -32,7 +32,7 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
         "train/truncated": float(rollouts.truncated.mean()),
         "train/informative_groups": float(mixed.mean()),
         "train/prefix": float(rollouts.prefix.mean()),
-        "train/turns": float(rollouts.turns().mean()),
+        "train/turns": float(rollouts.turns.mean()),
         "train/age_mean": float(ages.mean()),
         "train/age_max": float(ages.max()),
         "train/groups": float(len(rollouts.prompts)),

@@ -88,8 +88,8 @@ class Rows(NamedTuple):
 
     Attributes:
       length: tokens of the row, 0 for padding rows.
-      shared: how many of them are computed once for its family, less than `length`, or 0: of two
-        rows of a family, both begin with the tokens of the shorter prefix.
+      shared: tokens of the row's prefix, which is computed once for its family; less than `length`,
+        or 0. Prefixes of a family may differ in length: the shorter is the beginning of the longer.
       family: a number that the rows with a common prefix share.
     """
 
@@ -111,9 +111,9 @@ class Rows(NamedTuple):
 
         Args:
           tokens: i32[R, W]. length: i32[R]. group_ids: i32[R], below `groups`; -1 for padding.
-          nested: whether each row shares all that it has in common with one row of its group, the
-            one with which all rows have the most in common, and not what all rows have in common.
-            Finds those of groups whose rows follow each other.
+          nested: whether prefixes of a group may differ in length. The row with which the others
+            have the most tokens in common is then the group's reference, and each row shares what
+            it has in common with the reference. The rows of a group must follow each other.
         """
         count = len(length)
         own = jnp.arange(count, dtype=jnp.int32)

@@ -197,7 +197,7 @@ def test_a_reply_becomes_part_of_the_response():
     assert found.source[0].tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
     assert found.logprobs[0].tolist() == [-1, -1, 0, 0, 0, 0, 0, 0]
     assert found.token_versions[0, :4].tolist() == [7] * 4
-    assert found.sampled.tolist() == [2, 2, 2, 2, 3] and found.turns().tolist() == [1, 0, 0, 0, 1]
+    assert found.sampled.tolist() == [2, 2, 2, 2, 3] and found.turns.tolist() == [1, 0, 0, 0, 1]
     np.testing.assert_allclose(found.given_rewards, [np.nan, 0.9, np.nan, np.nan, np.nan])
     last = found.last_turn()
     assert last.lengths.tolist() == [0, 2, 2, 2, 0]
@@ -312,7 +312,7 @@ def test_evaluation_has_the_environment_and_its_log_probs_are_the_policys(tmp_pa
     without = evaluate(held.generator, params, held.sets, judge, held.room)
     assert found.accuracy > 0.9 > without.accuracy
     rollouts = seen[0]
-    assert not rollouts.unfinished.any() and rollouts.turns().max() >= 4
+    assert not rollouts.unfinished.any() and rollouts.turns.max() >= 4
     for row in range(0, len(rollouts), 7):
         prompt = rollouts.prompts[rollouts.owner[row]].tokens
         length = rollouts.lengths[row]
@@ -346,7 +346,7 @@ def test_the_walk_through_runs(repo, tmp_path, monkeypatch):
     trainer.run()
     rewards = np.concatenate([rewards for _, rewards, _ in scored])
     correct = np.concatenate([correct for *_, correct in scored])
-    tries = 1 + np.concatenate([rollouts.turns() for rollouts, *_ in scored])
+    tries = 1 + np.concatenate([rollouts.turns for rollouts, *_ in scored])
     np.testing.assert_allclose(rewards, np.where(correct, np.where(tries == 1, 1, 0.6), 0))
     assert set(tries[correct]) == set(tries[~correct & (tries > 1)]) | {1} == {1, 2}
 

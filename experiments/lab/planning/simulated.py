@@ -330,8 +330,8 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
 
 
 def _replayed(rollouts: Rollouts) -> np.ndarray:
-    """Replayed tokens that each sample has in common with the one of its group that replays the
-    most, i64[R]; that one's with the next.
+    """Replayed tokens of each sample that another of its group has, too, i64[R]. All replay the
+    beginning of one response, so only the longest has tokens that no other has.
     """
     found = rollouts.prefix.astype(np.int64)
     for rows in np.split(np.arange(len(found)), np.cumsum(rollouts.sizes)[:-1]):
