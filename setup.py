@@ -39,10 +39,7 @@ setup(
         *find_packages(include=["rl_speed", "rl_speed.*"]),
         "rl_speed.configs",
         "rl_speed.experiments.lab",
-        *(
-            f"rl_speed.experiments.lab.{name}"
-            for name in ("comparison", "inspection", "planning", "theory")
-        ),
+        *(f"rl_speed.experiments.lab.{name}" for name in ("comparison", "inspection", "planning")),
     ],
     py_modules=[f"rl_speed.experiments.{name}" for name in COMMANDS],
     package_dir={"rl_speed.configs": "configs", "rl_speed.experiments": "experiments"},

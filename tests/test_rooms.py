@@ -9,6 +9,7 @@ import pytest
 
 # As WORKSPACE.md has them.
 ORDER = [
+    "theory",
     "objectives",
     "sampling",
     "rewards",

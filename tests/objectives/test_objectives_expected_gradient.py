@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lab import theory
-from rl_speed import objectives
+from rl_speed import objectives, theory
 from rl_speed.estimates.counted import BetaEma
 from rl_speed.objectives import pool
 from rl_speed.sampling import Allocated, Band, Dynamic, Sequential, Speed, Uniform

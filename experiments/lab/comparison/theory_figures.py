@@ -1,4 +1,4 @@
-"""Pictures of `lab.theory`: what the papers draw, from closed forms and exact sums.
+"""Pictures of `rl_speed.theory`: what the papers draw, from closed forms and exact sums.
 
 Nothing is simulated.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lab import theory
+from rl_speed import theory
 from rl_speed.runtime.plotting import pyplot
 
 RATES = np.linspace(0, 1, 401)
@@ -393,7 +393,7 @@ def draw(out: Path, command: str) -> list[Path]:
         f"| [{name}.png]({name}.png) | {text} |" for name, (_, text) in FIGURES.items()
     )
     (out / "table.md").write_text(
-        f"    {command}\n\nClosed forms and exact sums of `lab.theory`; nothing is simulated "
+        f"    {command}\n\nClosed forms and exact sums of `rl_speed.theory`; nothing is simulated "
         f"or measured.\n\n| picture | what |\n|---|---|\n{rows}\n"
     )
     return [*written, out / "table.md"]

@@ -30,7 +30,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lab import theory
+from rl_speed import theory
 from rl_speed.sampling import (
     COMPLETE,
     OPEN,
@@ -233,7 +233,7 @@ def measure(draws: Draws) -> dict[str, tuple[float, float]]:
 
 
 def exact(rule: Rule, rates: np.ndarray, budgets: np.ndarray | None = None) -> dict[str, float]:
-    """Those of RATIOS that `lab.theory` knows, exactly, by name.
+    """Those of RATIOS that `rl_speed.theory` knows, exactly, by name.
 
     Uniform, Dynamic, SPEED and bands by `acceptance` and `phi_prime`, all of them; Sequential by
     `sequential_cost`, without signal, gradient and group size; Allocated as uniform sampling of

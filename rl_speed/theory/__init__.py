@@ -5,9 +5,11 @@ objective of sequential stopping, allocation of budgets, the KL of the optimal p
 of replayed prefixes on the gradient.
 """
 
-from lab.theory.budget import Shares, best_shares, progress
-from lab.theory.kl import kl_optimal, kl_second_order
-from lab.theory.replay import (
+from rl_speed.theory.allocation import allocate
+from rl_speed.theory.budget import Shares, best_shares, progress
+from rl_speed.theory.forecast import best_screening, group_value
+from rl_speed.theory.kl import kl_optimal, kl_second_order
+from rl_speed.theory.replay import (
     GradientError,
     GradientMoments,
     kept_tokens,
@@ -15,8 +17,8 @@ from lab.theory.replay import (
     replay_moments,
     tabular_policy,
 )
-from lab.theory.sequential import Exit, SequentialCost, sequential_cost, sequential_exits
-from lab.theory.snr import (
+from rl_speed.theory.sequential import Exit, SequentialCost, sequential_cost, sequential_exits
+from rl_speed.theory.snr import (
     SnrEstimate,
     empirical_snr,
     improvement_bound,
@@ -24,7 +26,7 @@ from lab.theory.snr import (
     snr_bound_exact_advantage,
     snr_bound_simple,
 )
-from lab.theory.speed import (
+from rl_speed.theory.speed import (
     Expectation,
     acceptance,
     expected_speedup,
@@ -32,7 +34,7 @@ from lab.theory.speed import (
     phi,
     phi_prime,
 )
-from lab.theory.weights import (
+from rl_speed.theory.weights import (
     allocated_weight,
     balanced_weight,
     kept_classes,
@@ -42,8 +44,6 @@ from lab.theory.weights import (
     sequential_weight,
     uniform_weight,
 )
-from rl_speed.estimates.allocation import allocate
-from rl_speed.estimates.group_value import best_screening, group_value
 
 __all__ = [
     "Exit",

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lab import theory
-from rl_speed import objectives
+from rl_speed import objectives, theory
 
 EVERYTHING = (-math.inf, math.inf)
 SETTINGS = [  # n_init, n_cont, low, high

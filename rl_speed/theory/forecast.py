@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from rl_speed.estimates import _check
+from rl_speed.theory import _check
 
 
 def group_value(a, b, n: int, n_init: int, power: float = 1.0):

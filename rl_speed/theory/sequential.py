@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.theory._binomial import coefficients, pmf
-from rl_speed.estimates import _check
+from rl_speed.theory import _check
+from rl_speed.theory._binomial import coefficients, pmf
 
 _MOST = 1000  # samples of one prompt; float64 overflows for binomial coefficients of more
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rl_speed.estimates import _check
+from rl_speed.theory import _check
 
 
 class GradientMoments(NamedTuple):

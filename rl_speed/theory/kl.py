@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rl_speed.estimates import _check
+from rl_speed.theory import _check
 
 
 def kl_optimal(p, beta):

@@ -11,10 +11,10 @@ import math
 
 import numpy as np
 
-from lab.theory._binomial import pmf
-from lab.theory.sequential import sequential_exits
-from lab.theory.speed import accepted_shares
-from rl_speed.estimates import _check
+from rl_speed.theory import _check
+from rl_speed.theory._binomial import pmf
+from rl_speed.theory.sequential import sequential_exits
+from rl_speed.theory.speed import accepted_shares
 
 OBJECTIVES = ("identity", "log", "power")
 ADVANTAGES = ("rloo", "dr_grpo", "grpo")

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.theory import (
+from rl_speed.theory import (
     empirical_snr,
     improvement_bound,
     snr_bound,

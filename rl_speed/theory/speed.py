@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.theory._binomial import LARGEST, coefficients, log_coefficients, pmf
-from rl_speed.estimates import _check
+from rl_speed.theory import _check
+from rl_speed.theory._binomial import LARGEST, coefficients, log_coefficients, pmf
 
 
 def acceptance(p, n_init: int, low=0, high=1):

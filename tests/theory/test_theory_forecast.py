@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from lab.theory import acceptance
-from rl_speed.estimates.group_value import best_screening, group_value
+from rl_speed.theory import acceptance, best_screening, group_value
 
 
 def enumerated(a, b, n, m, c=1.0):

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from rl_speed.estimates import _check
+from rl_speed.theory import _check
 
 
 def progress(p, n):
