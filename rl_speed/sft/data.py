@@ -7,7 +7,7 @@ resumed run sees the same data.
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from rl_speed.data.select import duplicate_key
 from rl_speed.policy.tokenizer import TextGuard
 
 Array = jax.Array
+# Least gain from computing a batch's common prefix once: below it, copying costs as much.
+LEAST_SHARING = 1.1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,9 +57,6 @@ class SFTBatch:
 
     tokens: Array
     mask: Array
-
-
-# Examples.
 
 
 def encode_example(
@@ -177,10 +176,13 @@ class Layout:
 
     Attributes:
       rows: rows of a batch, a multiple of the row shards. length: tokens of the longest example.
+      sharing: tokens of the examples / tokens to compute if a batch's common prefix, such as a
+        system turn, is computed once.
     """
 
     rows: int
     length: int
+    sharing: float = 1.0
 
     def batch(self, examples: Sequence[Example]) -> SFTBatch:
         """Builds a batch of these examples.
@@ -208,6 +210,18 @@ class Layout:
         ]
 
 
-def make_layout(size: int, examples: Iterable[Example], shards: int) -> Layout:
+def make_layout(size: int, examples: Sequence[Example], shards: int) -> Layout:
     """Layout for batches of `size` of these examples over `shards` row shards."""
-    return Layout(-(-size // shards) * shards, max(map(len, examples)))
+    rows = -(-size // shards)
+    first, *others = (np.concatenate([e.prompt, e.response]) for e in examples)
+    shared = len(first)
+    for other in others:
+        shared = min(shared, len(other))
+        parts = np.flatnonzero(first[:shared] != other[:shared])
+        shared = int(parts[0]) if len(parts) else shared
+    mean = sum(map(len, examples)) / len(examples)
+    sharing = rows * mean / (shared + rows * (mean - shared))
+    # A short prefix is not worth the copies that attention makes of it.
+    return Layout(
+        rows * shards, max(map(len, examples)), sharing if sharing > LEAST_SHARING else 1.0
+    )

@@ -90,6 +90,7 @@ def read_examples(
     ends: Sequence[int],
     on_bad_row: str = "error",
     fields: Fields = Fields(),
+    instruction: str = "",
 ) -> tuple[list[Example], int]:
     """Reads rows by `data.load_rows`, in any form of `read_form`, and encodes them. Returns
     (examples, number of skipped rows).
@@ -98,6 +99,7 @@ def read_examples(
       template, ends: see `RowEncoder`.
       on_bad_row: "error", or "skip" to count and skip rows that are bad or have nothing to learn.
       fields: see `load_rows`.
+      instruction: text added after each question of a row with a solution.
 
     Raises:
       DataError: from `load_rows`; or a row cannot be encoded or has nothing to learn (names file
@@ -106,7 +108,7 @@ def read_examples(
     """
     rows, report = load_rows(path, on_bad_row, fields, answers=False, read=read_form)
     log.info("%s: %s", path, report.fields_text())
-    encode = RowEncoder(tokenizer, template, ends)
+    encode = RowEncoder(tokenizer, template, ends, instruction)
     examples = []
     first = None
     for row in rows:
@@ -136,12 +138,14 @@ class RowEncoder:
       template: prompt format of questions, and of a text `prompt` with a `completion`, as in
         `prompt_encoder`. "": "chat" for questions; such a `prompt` is used unchanged.
       ends: ids that end a response.
+      instruction: text added after each question of a row with a solution.
     """
 
-    def __init__(self, tokenizer: Any, template: str, ends: Sequence[int]):
+    def __init__(self, tokenizer: Any, template: str, ends: Sequence[int], instruction: str = ""):
         self._tokenizer = tokenizer
         self._template = template
         self._ends = ends
+        self._instruction = instruction
 
     def __call__(self, row: Row) -> Example:
         """Encodes one row.
@@ -175,7 +179,8 @@ class RowEncoder:
 
     @functools.cached_property
     def _question(self) -> Any:
-        return prompt_encoder(self._tokenizer, self._template or "chat")
+        encode = prompt_encoder(self._tokenizer, self._template or "chat")
+        return lambda question, *system: encode(question + self._instruction, *system)
 
     def _of_turns(self, row: Conversation) -> Example:
         if self._template not in ("", "chat"):

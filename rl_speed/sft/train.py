@@ -49,16 +49,31 @@ class Pieces:
 
     Attributes:
       micro_tokens: see `update.ragged.PieceShape.of`. head_chunk: see `token_logprobs`.
+      sharing: above 1: the prefix that all rows of a batch have in common is computed once in a
+        piece; see `UpdateConfig.sharing`.
     """
 
     model: ModelConfig
     mesh: Mesh
     micro_tokens: int = 0
     head_chunk: int | None = None
+    sharing: float = 1.0
 
     def shape(self, rows: int, length: int) -> PieceShape:
-        kernel = attention_kernel(self.model)
-        return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens, kernel)
+        return PieceShape.of(
+            rows // row_shards(self.mesh),
+            length,
+            self.micro_tokens,
+            attention_kernel(self.model),
+            self.sharing,
+        )
+
+    def rows(self, batch: SFTBatch) -> Rows:
+        """Returns the lengths and prefixes of the rows of a batch."""
+        lengths = row_lengths(batch.mask[:, 1:])
+        if self.sharing <= 1:
+            return Rows.alone(lengths)
+        return Rows.grouped(batch.tokens, lengths, jnp.zeros_like(lengths), 1)
 
     def loss(self, params: Any, batch: SFTBatch, gradient: bool) -> tuple[Array, Any, Array]:
         """Returns (loss, gradient, computed): the sum of -log p over the tokens to learn, in nats,
@@ -69,7 +84,7 @@ class Pieces:
         learned = batch.mask[:, 1:]
         shape = self.shape(*batch.tokens.shape)
         weights = SplitWeights(self.model, self.mesh)
-        rows = Rows.alone(row_lengths(learned))
+        rows = self.rows(batch)
 
         def shard(params, tokens, rows, learned):
             ragged = Ragged(tokens, rows, shape)
@@ -91,7 +106,7 @@ class Pieces:
             total, computed = jax.lax.psum((total, ragged.computed), ROWS)
             return total, weights.add_up(grads) if gradient else None, computed
 
-        assignment = RowAssignment(rows, row_shards(self.mesh))
+        assignment = RowAssignment(rows, row_shards(self.mesh), shape.sharing)
         whole = PartitionSpec()
         split = jax.tree.map(assignment.split, (batch.tokens, rows, learned))
         return weights.run(
@@ -112,7 +127,8 @@ def make_update(
 
     The loss is the mean over all tokens to learn of the batch, so it does not depend on pieces or
     shards. Metrics: "loss" (nats), "grad_norm" before clipping, "tokens" (to learn), "input_tokens"
-    (with prompts), "padding" (computed tokens / input tokens).
+    (with prompts), "shared" (these / those left if the rows' common prefix is counted once),
+    "padding" (computed tokens / the latter).
 
     A batch without tokens to learn changes nothing, including the optimizer's moments; its "tokens"
     metric is 0.
@@ -130,13 +146,15 @@ def make_update(
             lambda a, b: jnp.where(learned > 0, a, b), new, (before, opt_state)
         )
         params = merge_trained(trained, params)
-        held = jnp.sum(row_lengths(batch.mask[:, 1:])).astype(jnp.float32)
+        rows = pieces.rows(batch)
+        held, once = (x.astype(jnp.float32) for x in (jnp.sum(rows.length), rows.tokens()))
         metrics = {
             "loss": loss / tokens,
             "grad_norm": optax.tree.norm(gradients),
             "tokens": learned,
             "input_tokens": held,
-            "padding": computed / jnp.maximum(held, 1.0),
+            "padding": computed / jnp.maximum(once, 1.0),
+            "shared": held / jnp.maximum(once, 1.0),
         }
         return params, opt_state, metrics
 
@@ -239,7 +257,11 @@ class SFTTrainer:
         self._mesh = mesh
         optimizer = config.optimizer_of(parts.steps)
         pieces = Pieces(
-            parts.model, mesh, config.training.micro_tokens, config.model.head_chunk or None
+            parts.model,
+            mesh,
+            config.training.micro_tokens,
+            config.model.head_chunk or None,
+            parts.layout.sharing,
         )
         transformation = make_optimizer(optimizer, parts.params, parts.steps)
         shardings = state_shardings(parts.model, transformation, mesh)

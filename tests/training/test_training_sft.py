@@ -3,6 +3,7 @@ and it learns.
 """
 
 import dataclasses
+import functools
 import os
 import signal
 
@@ -20,7 +21,7 @@ from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sft import train as sft
 from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
-from rl_speed.sft.data import Example, Layout
+from rl_speed.sft.data import Example, Layout, make_layout
 from rl_speed.sft.train import Parts, Pieces, SFTTrainer
 from rl_speed.update.ragged import Ragged, Rows
 from rl_speed.update.step import row_lengths, stream_logprobs
@@ -182,6 +183,37 @@ def test_gradients_do_not_depend_on_pieces_or_devices(params, reference, micro_t
     assert computed == pytest.approx(round(computed)) and computed >= held
     assert round(computed) % (shape.tokens * devices) == 0
     assert (round(computed) > shape.tokens * devices) == (micro_tokens == 8)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_common_prefix_is_computed_once(params, devices):
+    """The loss, its gradient and the tokens to compute are those of rows that share nothing, also
+    if the prefix is learned.
+    """
+    mesh = make_mesh(data=2, fsdp=2) if devices > 1 else ONE
+    turn = np.array([5, 6, 7, 8, 9], np.int32)
+    items = [
+        dataclasses.replace(item, prompt=np.concatenate([turn, item.prompt]))
+        for item in examples(7, seed=4)
+    ]
+    whole = Example(np.zeros(0, np.int32), np.concatenate([turn, [3]]).astype(np.int32))
+    items.append(whole)
+    layout = make_layout(12, items, devices)
+    assert layout.sharing > 1.3 and make_layout(12, examples(8), devices).sharing == 1
+    batch = jax.device_put(layout.batch(items), batch_sharding(mesh))
+    weights = jax.device_put(params, param_shardings(MODEL, mesh))
+    found = {}
+    for sharing in (1.0, layout.sharing):
+        pieces = Pieces(MODEL, mesh, 64, sharing=sharing)
+        found[sharing] = jax.jit(functools.partial(pieces.loss, gradient=True))(weights, batch)
+    (alone, gradient, _), (once, same, _) = found.values()
+    np.testing.assert_allclose(once, alone, rtol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a), b, atol=2e-5), gradient, same
+    )
+    held = sum(map(len, items))
+    rows = pieces.rows(batch)
+    assert (int(rows.length.sum()), int(rows.tokens())) == (held, held - 7 * (len(turn) - 1))
 
 
 # The response repeats the prompt's last token, then ends with 0.

@@ -1,0 +1,129 @@
+"""Questions with short answers for small pretrained models, as files.
+
+    python -m rl_speed.data.arithmetic FOLDER              # "What is 47 + 6?", made by rule
+    python -m rl_speed.data.arithmetic FOLDER mawps.jsonl  # word problems of a file
+
+writes cold_start.jsonl (questions with solutions, for experiments/sft.py), train.jsonl (questions
+for RL) and test.jsonl (held-out questions: one in eight, by a hash of the text). No question is in
+two of the files.
+
+Word problems are rows with "question" and "answer" (MAWPS, SVAMP), whose answers are integers. A
+cold start's solution is an equation of two or three numbers of the question, "76 + 9 = 85": the
+first that gives the answer, so not always what was meant.
+"""
+
+import itertools
+import json
+import operator
+import re
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from rl_speed.data.chain import generator_of, held_out
+from rl_speed.data.loaders import load_rows
+
+FILES = ("cold_start", "train", "test")
+# Questions made by rule, for each file.
+SIZES = (1200, 8000, 512)
+# Share of a file's training questions that are for the cold start.
+COLD_START = 0.4
+# Largest first and second factor of a product; operands of sums and differences are up to 99.
+FACTORS = (99, 9)
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+Rows = list[dict[str, str]]
+
+
+def question(generator: np.random.Generator) -> tuple[str, str]:
+    """Draws a question and its answer. A quarter each are sums, differences, products, and sums and
+    differences of three numbers.
+    """
+    kind = generator.integers(4)
+    if kind == 2:
+        first, second = (int(generator.integers(2, most + 1)) for most in FACTORS)
+        terms, answer = [str(first), "*", str(second)], first * second
+    else:
+        # As many operands of one digit as of two.
+        numbers = [int(generator.integers(1, 10 ** generator.integers(1, 3))) for _ in range(3)]
+        numbers = numbers if kind == 3 else numbers[:2]
+        signs = generator.choice([1, -1], size=3) if kind == 3 else [1, 1 - 2 * (kind == 1)]
+        answer, terms = numbers[0], [str(numbers[0])]
+        for number, sign in zip(numbers[1:], signs[1:]):
+            answer += int(sign) * number
+            terms += ["+" if sign > 0 else "-", str(number)]
+    return f"What is {' '.join(terms)}?", str(answer)
+
+
+def by_rule(seed: int = 0) -> tuple[Rows, Rows, Rows]:
+    """Returns the rows of each of `FILES`. The same questions are held out for every `seed`."""
+    seen: set[str] = set()
+    found: tuple[Rows, Rows, Rows] = ([], [], [])
+    for kept, size, split in zip(found, SIZES, ("demo", "train", "eval")):
+        generator = generator_of(split, seed, 0)
+        while len(kept) < size:
+            text, answer = question(generator)
+            if text not in seen and held_out(text) == (split == "eval"):
+                seen.add(text)
+                solution = {"solution": answer} if split == "demo" else {}
+                kept.append({"question": text, "answer": answer, **solution})
+    return found
+
+
+def of_file(path: str | Path) -> tuple[Rows, Rows, Rows]:
+    """Returns the rows of each of `FILES`, of the word problems in `path` whose answer is an
+    integer.
+
+    Raises `loaders.DataError`, which names file and line.
+    """
+    rows = {row.question: row.answer for row in load_rows(path, keep="integer")[0]}
+    texts = [text for text in rows if not held_out(text)]
+    train = [texts[i] for i in generator_of("train", 0, 0).permutation(len(texts))]
+    first = round(COLD_START * len(train))
+    solved = {text: equation(text, int(rows[text])) for text in train[:first]}
+    return (
+        [{"question": t, "answer": rows[t], "solution": s} for t, s in solved.items() if s],
+        [{"question": t, "answer": rows[t]} for t in train[first:]],
+        [{"question": t, "answer": rows[t]} for t in rows if held_out(t)],
+    )
+
+
+def equation(text: str, answer: int) -> str:
+    """Returns an equation of two or else three integers of `text`, in any order, whose value is
+    `answer`; "" if there is none.
+    """
+    found = re.findall(r"(?<![\d.])\d+(?:,\d{3})*(?!\.?\d)", text)
+    numbers = [int(number.replace(",", "")) for number in found]
+    for count in (2, 3):
+        for first, *others in itertools.permutations(numbers, count):
+            for signs in itertools.product(_OPERATIONS, repeat=count - 1):
+                value, written = Fraction(first), str(first)
+                for sign, number in zip(signs, others):
+                    if sign == "/" and not number:
+                        break
+                    bracket = sign in "*/" and {"+", "-"} & set(written)
+                    written = (
+                        f"({written}) {sign} {number}" if bracket else f"{written} {sign} {number}"
+                    )
+                    value = _OPERATIONS[sign](value, number)
+                else:
+                    if value == answer:
+                        return f"{written} = {answer}"
+    return ""
+
+
+def main(folder: str, file: str = "") -> None:
+    """Writes `FILES` into `folder`, which is made if it does not exist."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, rows in zip(FILES, of_file(file) if file else by_rule()):
+        path = Path(folder) / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        print(f"{path}: {len(rows):,} questions")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
