@@ -1,20 +1,22 @@
 """SPEED-RLOO and RLOO from the same start: seconds to a held-out accuracy, on the embedded tasks
-and, where its directory is given, on arithmetic with SmolLM2-135M-Instruct's own weights.
+and, where its directory is given, on arithmetic with SmolLM2-135M-Instruct after a cold start.
 """
 
-import json
 from pathlib import Path
 
 import common
-import numpy as np
 
 from lab.comparison import runs
-from rl_speed.config import Config, methods, presets
+from rl_speed.config import Config, command, methods, presets
+from rl_speed.data import arithmetic
+from rl_speed.sft import build as sft
+from rl_speed.sft.config import SFTConfig
+from rl_speed.shipped import folder
 
 METHODS = ("rloo", "speed_rloo")
-# Held-out accuracy to reach, which both reached on CPUs; nobody knows SmolLM2's.
+# Held-out accuracy to reach, which both reached on CPUs.
 TARGETS = {"chain": 0.45, "scratchpad": 0.6}
-UNKNOWN = 0.05  # above the start, where no target is known
+UNKNOWN = 0.05  # above the start, for SmolLM2, whose cold start differs between chips
 
 
 def embedded(task: str, small: bool) -> Config:
@@ -24,30 +26,21 @@ def embedded(task: str, small: bool) -> Config:
     return presets.tiny(config, steps=2, evaluate_every=1, train_prompts=64) if small else config
 
 
-def arithmetic(path: Path, count: int, seed: int) -> str:
-    """Write sums, differences and products of one and two digits, a JSON object a line."""
-    rng = np.random.default_rng(seed)
-    work = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-    lines = []
-    for _ in range(count):
-        b, a = sorted(rng.integers(2, 100, 2).tolist())
-        sign = str(rng.choice(list(work)))
-        question = f"What is {a} {sign} {b}? Reply with the number only."
-        lines.append(json.dumps({"question": question, "answer": str(work[sign](a, b))}))
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def smollm2(path: str, scratch: Path, small: bool) -> Config:
-    """Without a cold start."""
-    config = presets.language_model(path, "numina", "chat", max_prompt=64, max_new=24, devices=1)
-    config.data.train = arithmetic(scratch / "train.jsonl", 1200, seed=0)
-    config.data.eval = arithmetic(scratch / "held_out.jsonl", 160, seed=1)
-    config.reward.verifier = "integer"
-    config.reward.mode = "free"
-    config.training.steps = 20
-    config.evaluation.every = 5
-    return presets.tiny(config, steps=1, evaluate_every=1) if small else config
+def smollm2(path: str, scratch: Path, small: bool) -> tuple[SFTConfig, Config]:
+    """Cold start and RL of configs/smollm2_135m.py on arithmetic, with `path` as the model."""
+    made = command.load_config_file(folder("configs") / "smollm2_135m.py").get_config
+    arithmetic.main(str(scratch / "arithmetic"))
+    start, config = made("sft"), made()
+    start.model.path = path
+    start.data.train = str(scratch / "arithmetic" / "cold_start.jsonl")
+    config.model.path = str(scratch / "start")
+    config.data.train = str(scratch / "arithmetic" / "train.jsonl")
+    config.data.eval = str(scratch / "arithmetic" / "test.jsonl")
+    config.training.steps = 100
+    if small:
+        start.examples.epochs, start.training.steps = 0, 1
+        config = presets.tiny(config, steps=1, evaluate_every=1)
+    return start, config
 
 
 def compare(found: common.Result, setting: common.Setting, task: str, config: Config) -> None:
@@ -56,11 +49,11 @@ def compare(found: common.Result, setting: common.Setting, task: str, config: Co
         name = f"{task}, {method}"
         with found.attempt(name):
             variant = runs.Variant(method)
-            folder = setting.scratch / "method" / task / method
+            workdir = setting.scratch / "method" / task / method
             one = methods.of(config)(method)
             one.logging.export = one.logging.tensorboard = False
-            runs.train(one, folder)
-            run = runs.load_run(variant, one.seed, folder)
+            runs.train(one, workdir)
+            run = runs.load_run(variant, one.seed, workdir)
             seconds, accuracy = run.curve("train_s")
             target = TARGETS.get(task, round(float(accuracy[0]) + UNKNOWN, 3))
             found.figures |= {
@@ -78,7 +71,10 @@ def run(setting: common.Setting, found: common.Result) -> None:
     for task in ("chain", "scratchpad"):
         compare(found, setting, task, embedded(task, setting.small))
     if setting.smol:
-        config = smollm2(setting.smol, setting.scratch, setting.small)
+        start, config = smollm2(setting.smol, setting.scratch, setting.small)
+        cold_start = sft.build(start, config.model.path)
+        cold_start.run()
+        cold_start.export("experiments/first_light.py")
         compare(found, setting, "SmolLM2-135M", config)
     else:
         found.figures["SmolLM2-135M"] = "not run: --smol names no directory"

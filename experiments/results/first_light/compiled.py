@@ -134,7 +134,7 @@ class Programs:
             for task, config in (
                 ("chain", method.embedded("chain", small=False)),
                 ("scratchpad", method.embedded("scratchpad", small=False)),
-                ("SmolLM2-135M", method.smollm2("", self.scratch, small=False)),
+                ("SmolLM2-135M", method.smollm2("", self.scratch, small=False)[1]),
             ):
                 if task == "SmolLM2-135M":
                     config.model.path = str(self.scratch / "smollm2.json")
