@@ -26,9 +26,10 @@
                                               room, batch, slots and samples of a prompt (fifteen)
     python experiments/bench.py scale         whole steps at the SPEED paper's scale, random
                                               weights: time by phase and peak memory
-    python experiments/bench.py peers         the same sampling and the same GRPO steps in
+    python experiments/bench.py peers         the same sampling, supervised and GRPO steps in
                                               transformers, tunix and TRL (twenty); --install makes
-                                              their environments first
+                                              their environments first; --model=DIR: with a
+                                              pretrained policy
     python experiments/bench.py processes     scoring shared by two processes against one;
                                               generation on devices of its own against shared ones
                                               (six)
@@ -66,6 +67,9 @@ _ENVIRONMENTS = flags.DEFINE_string(
 _INSTALL = flags.DEFINE_bool(
     "install", False, "peers: make those environments that are not there, with pip."
 )
+_MODEL = flags.DEFINE_string(
+    "model", "", "peers: Hugging Face directory of a pretrained policy, which is asked arithmetic."
+)
 KNOWN = (
     "sampler",
     "decode",
@@ -101,6 +105,7 @@ def main(arguments):
         model = dataclasses.replace(work.model, platform=platform_of(None))
         work = dataclasses.replace(work, model=model)
     if name == "peers":
+        work = module.pretrained(work, _MODEL.value) if _MODEL.value else work
         work = dataclasses.replace(work, environments=_ENVIRONMENTS.value, install=_INSTALL.value)
     numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))
     out = Path(_OUT.value or f"runs/bench_{name}")

@@ -1,4 +1,5 @@
-"""The same work in transformers, tunix and TRL: sampling, and whole GRPO steps.
+"""The same work in transformers, tunix and TRL: sampling, supervised steps and whole GRPO steps,
+with a random policy or a pretrained one.
 
 Each is a process of its own, held until it is its turn (`peer_programs/`), so that a busy machine
 slows all of them alike. Peers need an environment each, which is made or given; one that is not
@@ -22,7 +23,16 @@ import jax
 import numpy as np
 
 from lab.benchmark.machine import is_cpu
-from rl_speed.policy import ModelConfig, init, num_params, save_hf
+from rl_speed.data import arithmetic
+from rl_speed.policy import (
+    ModelConfig,
+    end_token_ids,
+    init,
+    load_tokenizer,
+    num_params,
+    prompt_encoder,
+    save_hf,
+)
 
 PROGRAMS = Path(__file__).parent / "peer_programs"
 # What an environment is made of. Give your own (a folder or a link of this name) to have other
@@ -36,6 +46,10 @@ HERE = ("environments", "install", "patience")
 UPPER, LOWER = (bytes(range(first, first + 26)).decode() for first in b"Aa")
 
 
+# Kind of work -> its title in tables.
+KINDS = {"sampling": "sampling", "sft": "supervised steps", "step": "whole GRPO steps"}
+
+
 class PeerFailed(RuntimeError):
     """A peer's process ended, or did not answer; its last words."""
 
@@ -47,7 +61,7 @@ class Peer:
     """Who is measured, and how.
 
     Attributes:
-      kind: "sampling" or "step". program: in peer_programs/. environment: of `ENVIRONMENTS`; ""
+      kind: of `KINDS`. program: in peer_programs/. environment: of `ENVIRONMENTS`; ""
         is ours. package: whose version is told. options: what the program is told of itself.
     """
 
@@ -61,9 +75,11 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Random prompts, a random Qwen2-shaped policy; `ends` of the vocabulary end a response.
+    """Random prompts and a random Qwen2-shaped policy, of whose vocabulary the first `ends` ids end
+    a response; or arithmetic (rl_speed/data/arithmetic.py) and a pretrained policy.
 
     Attributes:
+      path: Hugging Face directory of the pretrained policy, with a chat template; "": random.
       prompts, samples: what a call of the samplers and a step have. stock: prompts that steps
         draw from. slots: of our sampler, in all; tails: narrower batches of its "narrow" form.
       devices: that ours shares its slots out to, beside a form with one.
@@ -83,6 +99,7 @@ class Workload:
     tails: tuple[int, ...]
     devices: int
     rows: int
+    path: str = ""
     environments: str = "runs/peers"
     install: bool = False
     patience: float = 3600.0
@@ -94,10 +111,15 @@ class Workload:
         ours = {"rl_speed": whole, "rl_speed, narrow tail": narrow}
         if self.devices > 1:
             ours = {"rl_speed, one device": {**whole, "devices": 1}, **ours}
+        # Its program is of the random policy's family.
+        tunix = Peer("tunix", "sampling", "tunix_sampler", "tunix", "google-tunix")
+        supervised = {name: how for name, how in ours.items() if how["tail"] == "whole"}
         return (
             *(Peer(name, "sampling", "our_sampler", options=how) for name, how in ours.items()),
             Peer("transformers", "sampling", "transformers_sampler", "torch", "transformers"),
-            Peer("tunix", "sampling", "tunix_sampler", "tunix", "google-tunix"),
+            *([] if self.path else [tunix]),
+            *(Peer(name, "sft", "our_sft", options=how) for name, how in supervised.items()),
+            Peer("transformers", "sft", "torch_sft", "torch", "transformers"),
             *(Peer(name, "step", "our_trainer", options=how) for name, how in ours.items()),
             Peer(
                 "TRL, as it comes",
@@ -168,6 +190,56 @@ def vocabulary(size: int, ends: int) -> tuple[list[str], list[tuple[str, str]]]:
         raise ValueError(f"a vocabulary of {size} has no room for {ends} ends, letters and pairs")
     tokens = [f"<|{i}|>" for i in range(ends)] + [*UPPER, *LOWER] + ["".join(p) for p in pairs]
     return [*tokens, *(f"<|{i}|>" for i in range(len(tokens), size))], pairs
+
+
+def pretrained(work: Workload, path: str) -> Workload:
+    """`work` with the policy in `path`, and the sizes of configs/smollm2_135m.py."""
+    model = ModelConfig.from_hf(json.loads((Path(path) / "config.json").read_text()))
+    sizes = dict(prompts=8, samples=8, max_new=8, slots=48, tails=(24,), devices=1)
+    return dataclasses.replace(work, path=path, model=model, **sizes)
+
+
+def real_inputs(work: Workload) -> dict[str, Any]:
+    """The fields of `turns.Turns` for a pretrained policy: questions whose prompts have the same
+    number of tokens.
+    """
+    tokenizer = load_tokenizer(work.path)
+    encode = prompt_encoder(tokenizer, "chat")
+    rows = []
+    for row in arithmetic.by_rule()[1]:
+        question = f"{row['question']} Reply with the number only."
+        rows.append((encode(question), question, row["answer"]))
+    lengths = [len(ids) for ids, *_ in rows]
+    usual = max(set(lengths), key=lengths.count)
+    prompts, questions, answers = zip(*[row for row in rows if len(row[0]) == usual][: work.stock])
+    ends = end_token_ids(work.path, tokenizer)
+    return {
+        "model": work.path,
+        "prompts": prompts[: work.prompts],
+        "texts": [tokenizer.decode(ids) for ids in prompts],
+        "questions": questions,
+        "template": "chat",
+        "rows": [(p, [*tokenizer.encode(a), ends[0]]) for p, a in zip(prompts, answers)],
+        "ends": ends,
+    }
+
+
+def random_inputs(work: Workload, folder: Path) -> dict[str, Any]:
+    """The fields of `turns.Turns` for a random policy, which is written into `folder`."""
+    prompts, texts = write_model(work, folder)
+    rng = np.random.default_rng(1)
+    size = work.model.vocab_size
+    lengths = np.minimum(rng.geometric(work.ends / size, work.stock), work.max_new)
+    responses = [rng.integers(work.ends, size, length).tolist() for length in lengths]
+    return {
+        "model": str(folder),
+        "prompts": prompts[: work.prompts],
+        "texts": texts,
+        "questions": texts,
+        "template": "{question}",
+        "rows": list(zip(prompts, responses)),
+        "ends": list(range(work.ends)),
+    }
 
 
 def write_model(work: Workload, folder: Path) -> tuple[list[list[int]], list[str]]:
@@ -295,15 +367,12 @@ def started(
     work: Workload, folder: Path, say: Callable[[str], None]
 ) -> Iterator[tuple[dict[Peer, Process], list[dict[str, str]]]]:
     """The processes of all peers that there are, warm, and those that are absent with why."""
-    prompts, texts = write_model(work, folder / "model")
+    inputs = real_inputs(work) if work.path else random_inputs(work, folder / "model")
     common = {
-        "model": str(folder / "model"),
-        "prompts": prompts[: work.prompts],
-        "texts": texts,
+        **inputs,
         "groups": work.prompts,
         "samples": work.samples,
         "max_new": work.max_new,
-        "ends": work.ends,
         "processors": os.cpu_count(),
         "shape": dataclasses.asdict(work.model),
     }
@@ -372,11 +441,12 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     }
 
 
-# (kind, whose of others, at least so many times as fast), as issue H asks.
+# (kind, whose of others, at least so many times as fast with a random and a pretrained policy).
 TARGETS = (
-    ("sampling", "transformers", 6.0),
-    ("sampling", "tunix", 9.0),
-    ("step", "TRL, as it comes", 4.0),
+    ("sampling", "transformers", 6.0, 4.0),
+    ("sampling", "tunix", 9.0, None),
+    ("sft", "transformers", None, 2.0),
+    ("step", "TRL, as it comes", 4.0, 4.0),
 )
 
 
@@ -402,7 +472,10 @@ def ratio(numbers: Mapping[str, Any], kind: str, other: str) -> float | None:
 def verdicts(numbers: Mapping[str, Any]) -> dict[str, bool | None]:
     """Which targets are met; None where the peer is absent."""
     found = {}
-    for kind, other, least in TARGETS:
+    real = bool(numbers["workload"]["path"])
+    for kind, other, *goals in TARGETS:
+        if (least := goals[real]) is None:
+            continue
         value = ratio(numbers, kind, other)
         found[f"{kind}: at least {least:g} times {other}"] = (
             None if value is None else value >= least
@@ -413,13 +486,14 @@ def verdicts(numbers: Mapping[str, Any]) -> dict[str, bool | None]:
 def table(numbers: Mapping[str, Any]) -> str:
     """Text table."""
     w = numbers["workload"]
+    mean = w["model"]["vocab_size"] // w["ends"]
     lines = [
         f"{w['parameters'] / 1e6:,.1f} M parameters, float32; {w['prompts']} prompts of "
         f"{w['prompt_length']} tokens, {w['samples']} samples each, at most {w['max_new']} tokens, "
-        f"lengths geometric with mean about {w['model']['vocab_size'] // w['ends']}; "
-        f"{w['slots']} slots"
+        + ("arithmetic; " if w["path"] else f"lengths geometric with mean about {mean}; ")
+        + f"{w['slots']} slots"
     ]
-    for kind, title in (("sampling", "sampling"), ("step", "whole GRPO steps")):
+    for kind, title in KINDS.items():
         peers = [p for p in numbers["peers"] if p["kind"] == kind]
         lines += [
             "",
@@ -449,14 +523,14 @@ def plot(numbers: Mapping[str, Any], path: Path) -> None:
     from rl_speed.runtime.plotting import pyplot
 
     plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(11, 2.8), constrained_layout=True)
-    for axis, kind, title in zip(axes, ("sampling", "step"), ("sampling", "whole GRPO steps")):
+    figure, axes = plt.subplots(1, 3, figsize=(15, 2.8), constrained_layout=True)
+    for axis, (kind, title) in zip(axes, KINDS.items()):
         peers = [p for p in numbers["peers"] if p["kind"] == kind][::-1]
         middle = np.array([p["tokens_per_s"] for p in peers])
         each = [[t["tokens"] / t["seconds"] for t in p["turns"]] for p in peers]
         reach = np.array([[m - min(e), max(e) - m] for m, e in zip(middle, each)]).T
         colours = ["C0" if p["name"].startswith("rl_speed") else "0.6" for p in peers]
         axis.barh([p["name"] for p in peers], middle, xerr=reach, color=colours)
-        axis.set(xlabel="generated tokens per second", title=title)
+        axis.set(xlabel="tokens per second", title=title)
     figure.savefig(path)
     plt.close(figure)

@@ -40,6 +40,8 @@ def programs(tmp_path, monkeypatch):
     write("our_sampler")
     write("our_trainer", more={"padding": 1.1})
     write("transformers_sampler", seconds=6.5)
+    write("our_sft", more={"padding": 1.1})
+    write("torch_sft", seconds=2.5)
     write("tunix_sampler", seconds=8.0)
     write("trl_trainer", seconds=4.0)
     return write
@@ -77,13 +79,13 @@ def test_prompts_read_as_their_ids(tmp_path):
 def test_everyone_is_measured_in_turns(programs, work, tmp_path):
     said = []
     numbers = peers.run(work, 2, said.append)
-    assert numbers["absent"] == [] and len(numbers["peers"]) == 8
+    assert numbers["absent"] == [] and len(numbers["peers"]) == 10
     for peer in numbers["peers"]:
         # The first turn compiles, and is not among them.
         assert [turn["turn"] for turn in peer["turns"]] == [1, 2]
         assert {turn["tokens"] for turn in peer["turns"]} == {work.prompts * work.samples}
     turns = [line for line in said if line.startswith("turn")]
-    assert [line.split(": ", 1)[0] for line in turns] == ["turn 1 of 2"] * 8 + ["turn 2 of 2"] * 8
+    assert [line.split(": ", 1)[0] for line in turns] == ["turn 1 of 2"] * 10 + ["turn 2 of 2"] * 10
     assert peers.ratio(numbers, "sampling", "transformers") == pytest.approx(6.5)
     assert list(peers.verdicts(numbers).values()) == [True, False, True]
     text = peers.table(json.loads(json.dumps(numbers)))
@@ -100,7 +102,7 @@ def test_who_is_absent_is_named(programs, work):
     why = {absent["name"]: absent["why"] for absent in numbers["absent"]}
     assert why["tunix"] == f"no environment {work.environments}/tunix"
     assert why["TRL, as it comes"] == "ModuleNotFoundError: no such peer"
-    assert len(numbers["peers"]) == 5
+    assert len(numbers["peers"]) == 7
     assert list(peers.verdicts(numbers).values()) == [True, None, None]
     text = peers.table(numbers)
     assert "absent: ModuleNotFoundError: no such peer" in text and "not known" in text
@@ -123,7 +125,7 @@ def test_who_is_silent_is_given_up(programs, tmp_path):
 def test_our_own_programs_do_the_work(tmp_path):
     work = dataclasses.replace(peers.SMALL, environments=str(tmp_path / "none"), devices=2)
     numbers = peers.run(work, 2, lambda text: None)
-    assert len(numbers["absent"]) == 4
+    assert len(numbers["absent"]) == 5
     by_kind = {
         kind: [p for p in numbers["peers"] if p["kind"] == kind] for kind in ("sampling", "step")
     }

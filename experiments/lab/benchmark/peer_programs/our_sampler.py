@@ -26,7 +26,7 @@ def main(turns: Turns) -> None:
     config = SamplerConfig(
         options["slots"] // shards,
         work["max_new"],
-        end_tokens=tuple(range(work["ends"])),
+        end_tokens=tuple(work["ends"]),
         tail_slots=tuple(width // shards for width in options["tails"]),
     )
 

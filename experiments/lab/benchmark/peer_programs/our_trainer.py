@@ -16,13 +16,13 @@ from rl_speed.training.loop import Trainer
 
 def settings(work: dict[str, Any], folder: Path) -> Config:
     """GRPO as `trl_trainer.py` has it."""
-    for name, texts in {"train": work["texts"], "eval": ["A"]}.items():
+    for name, texts in {"train": work["questions"], "eval": ["A"]}.items():
         rows = [json.dumps({"question": text, "answer": "0"}) + "\n" for text in texts]
         (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
     config = methods.apply(Config(), "grpo")
     config.model.path = work["model"]
     config.data.task = "jsonl"
-    config.data.prompt = "{question}"
+    config.data.prompt = work["template"]
     config.data.train = str(folder / "train.jsonl")
     config.data.eval = str(folder / "eval.jsonl")
     config.data.max_prompt_length = len(work["prompts"][0])

@@ -8,7 +8,6 @@ from turns import Turns
 
 def main(turns: Turns) -> None:
     work = turns.work
-    ends = turns.work["ends"]
     torch.set_num_threads(work["processors"])
     policy = transformers.AutoModelForCausalLM.from_pretrained(
         work["model"], dtype=torch.float32
@@ -21,7 +20,7 @@ def main(turns: Turns) -> None:
         top_p=1.0,
         num_return_sequences=work["samples"],
         max_new_tokens=work["max_new"],
-        eos_token_id=list(range(ends)),
+        eos_token_id=work["ends"],
         pad_token_id=0,
     )
 
@@ -31,7 +30,7 @@ def main(turns: Turns) -> None:
             rows = policy.generate(
                 prompts, attention_mask=torch.ones_like(prompts), generation_config=settings
             )
-        is_end = rows[:, prompts.shape[1] :].numpy() < ends
+        is_end = np.isin(rows[:, prompts.shape[1] :].numpy(), work["ends"])
         lengths = np.where(is_end.any(1), is_end.argmax(1) + 1, is_end.shape[1])
         return {"tokens": int(lengths.sum()), "steps": is_end.shape[1]}
 

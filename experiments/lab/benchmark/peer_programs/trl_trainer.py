@@ -44,8 +44,7 @@ def main(turns: Turns) -> None:
     read = [tokenizer(text)["input_ids"] for text in work["texts"][: len(work["prompts"])]]
     if read != work["prompts"]:
         raise ValueError("this version of transformers reads the prompts as other tokens")
-    ends = list(range(work["ends"]))
-    policy.generation_config.eos_token_id = ends
+    policy.generation_config.eos_token_id = work["ends"]
     rows = work["groups"] * work["samples"]
     clock = InTurn(turns)
     at_once = options["rows"] or rows
@@ -72,7 +71,7 @@ def main(turns: Turns) -> None:
             save_strategy="no",
             logging_steps=1,
             disable_tqdm=True,
-            generation_kwargs={"eos_token_id": ends},
+            generation_kwargs={"eos_token_id": work["ends"]},
         ),
     ).train()
 

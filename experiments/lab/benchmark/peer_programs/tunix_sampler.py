@@ -68,7 +68,7 @@ def main(turns: Turns) -> None:
             texts,
             max_generation_steps=work["max_new"],
             max_prompt_length=length,
-            eos_tokens=list(range(work["ends"])),
+            eos_tokens=work["ends"],
             temperature=1.0,
             top_p=1.0,
             seed=turn,

@@ -17,9 +17,10 @@ from typing import Any
 class Turns:
     """`work` is what `peers.py` wrote to the file that the program is given.
 
-    model: a Hugging Face directory. prompts: ids, and texts: the same as its tokenizer reads them.
-    samples: of a prompt. max_new: tokens of a response at most. ends: ids below end a response.
-    options: of this peer alone.
+    model: a Hugging Face directory. prompts: ids, and texts: the same as its tokenizer reads them;
+    questions: what `template` makes these texts of. rows: (ids of a prompt, ids of a response), for
+    supervised steps. samples: of a prompt. max_new: tokens of a response at most. ends: ids that
+    end a response. options: of this peer alone.
     """
 
     def __init__(self):
