@@ -27,6 +27,7 @@ TRAIN_RULES: Mapping[str, str | None] = {
     "head_dim": None,
     "mlp": "tensor",
     "norm": None,
+    "lora": None,
 }
 # Generation gathers weights over `fsdp` once per call and keeps `tensor`.
 GENERATE_RULES: Mapping[str, str | None] = {**TRAIN_RULES, "embed": None}

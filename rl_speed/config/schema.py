@@ -26,6 +26,7 @@ from rl_speed.objectives import (
     LossFn,
     Pg,
 )
+from rl_speed.policy.config import Lora
 from rl_speed.policy.hf import AS_READ, STORED_DTYPES
 from rl_speed.sampling.rules import RULES, Rule, Speed, changed, group_size, sized
 
@@ -47,6 +48,19 @@ class Model:
     remat: bool = False  # recompute each layer in the backward pass, to save memory
     # Tokens whose logits the trainer holds at once (0: as many as make about 2^27 logits).
     head_chunk: int = 0
+    # Rank of low-rank adapters (LoRA), which are trained in place of the weights (0: the weights
+    # are trained). The weights are then held once, in compute_dtype.
+    lora_rank: int = 0
+    lora_alpha: float = 32.0  # adapters are scaled by lora_alpha / lora_rank
+    # Matrices that get adapters, separated by commas, such as wq,wv (policy/transformer.py).
+    lora_targets: str = "wq,wk,wv,wo,w_gate,w_up,w_down"
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters; None if there are none."""
+        if not self.lora_rank:
+            return None
+        return Lora(self.lora_rank, self.lora_alpha, tuple(self.lora_targets.split(",")))
 
 
 @dataclass

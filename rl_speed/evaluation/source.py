@@ -18,6 +18,7 @@ from rl_speed.config import EMBEDDED, Config
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.hf import INDEX, SINGLE
 from rl_speed.policy.hub import is_hub_name
+from rl_speed.policy.transformer import merge_trained, trainable
 from rl_speed.runtime.checkpoint import CheckpointError, restore_params
 from rl_speed.runtime.checkpoint_folder import checkpoint_folder, saved_steps
 from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
@@ -144,12 +145,16 @@ def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Polic
     """
     if source.checkpoints is None:
         return build.build_policy(config, mesh), None
-    policy = build.abstract_policy(config, mesh)
+    # With LoRA a checkpoint has the adapters alone.
+    read = build.abstract_policy if config.model.lora is None else build.build_policy
+    policy = read(config, mesh)
     steps = [source.step] if source.step is not None else saved_steps(source.checkpoints)[::-1]
     failures = []
     for step in steps:
         try:
-            policy.params = restore_params(source.checkpoints / str(step), policy.params)
+            like = trainable(policy.model, policy.params)
+            found = restore_params(source.checkpoints / str(step), like)
+            policy.params = merge_trained(found, policy.params)
             return policy, step
         except CheckpointError:
             raise

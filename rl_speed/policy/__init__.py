@@ -3,9 +3,9 @@ tokenizer.
 """
 
 from rl_speed.policy.attention import DecodeAttention
-from rl_speed.policy.config import ModelConfig
+from rl_speed.policy.config import Lora, ModelConfig
 from rl_speed.policy.decoding import decoder
-from rl_speed.policy.hf import ModelFiles, load_hf, save_hf
+from rl_speed.policy.hf import ModelFiles, load_hf, save_adapters, save_hf
 from rl_speed.policy.logprobs import logits_logprobs, sequence_logprobs, token_logprobs
 from rl_speed.policy.tokenizer import (
     encode_prompt,
@@ -27,6 +27,7 @@ from rl_speed.policy.transformer import (
 
 __all__ = [
     "DecodeAttention",
+    "Lora",
     "ModelConfig",
     "ModelFiles",
     "abstract_params",
@@ -44,6 +45,7 @@ __all__ = [
     "output_head",
     "param_shardings",
     "prompt_encoder",
+    "save_adapters",
     "save_hf",
     "sequence_logprobs",
     "token_logprobs",

@@ -139,6 +139,39 @@ class LayerSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: a matrix W of `targets` acts as W + (alpha / rank) A B, and only A and B
+    are trained.
+
+    Source: Hu et al., arXiv 2106.09685. A starts with variance 1 / (3 fan_in), as in PEFT, B with
+    zeros.
+
+    Attributes:
+      rank: columns of A and rows of B.
+      targets: names of weights; matrices of the layers.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    def __post_init__(self):
+        if self.rank < 1 or not self.alpha > 0 or not self.targets:
+            raise ValueError(
+                f"LoRA needs a rank of at least 1, an alpha above 0 and targets: {self}"
+            )
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the adapters' weights."""
+        return tuple(f"{target}_{part}" for target in self.targets for part in "ab")
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer: RMSNorm before each block, rotary positions, grouped queries,
     SwiGLU.
@@ -172,6 +205,8 @@ class ModelConfig:
       specs: properties of the layers of one period. Layer i has `specs[i % len(specs)]`; the last
         period may be incomplete.
       trainable: names of the weights that training changes, such as ("wq", "wv"); None: all.
+      lora: low-rank adapters, the only weights that training then changes. The others, but for
+        norms, are held in `dtype`.
     """
 
     vocab_size: int
@@ -195,6 +230,7 @@ class ModelConfig:
     interpret: bool = False
     specs: tuple[LayerSpec, ...] = (LayerSpec(),)
     trainable: tuple[str, ...] | None = None
+    lora: Lora | None = None
 
     def __post_init__(self):
         for name in (
@@ -257,19 +293,20 @@ class ModelConfig:
         dtype: str = "float32",
         remat: bool = False,
         platform: str = "cpu",
+        lora: Lora | None = None,
     ) -> "ModelConfig":
         """Makes the config with which a policy computes what transformers computes.
 
         Args:
           hf: the parsed config.json, as transformers 4 or 5 write it.
-          dtype, remat, platform: see the class.
+          dtype, remat, platform, lora: see the class.
 
         Raises:
           ValueError: config.json is incomplete, or asks for something that this policy does not
             compute; the message gives the field and the reason.
         """
         try:
-            return cls._from_hf(hf, dtype=dtype, remat=remat, platform=platform)
+            return cls._from_hf(hf, dtype=dtype, remat=remat, platform=platform, lora=lora)
         except (TypeError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(
                 f"config.json has a field of an impossible type or value ({error}); compare it "

@@ -17,7 +17,7 @@ from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
 from rl_speed.policy.block import MATRICES, Attention, block, full_precision, rms_norm, rope_angles
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
-from rl_speed.policy.transformer import embed, output_head, weights
+from rl_speed.policy.transformer import embed, merge_adapters, output_head, weights
 from rl_speed.sampling.types import Array, Decoder
 
 
@@ -33,8 +33,8 @@ class DecodeParams(NamedTuple):
 
 
 def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams:
-    """Unstacks the layers, casts them to the compute dtype, and fuses q/k/v and gate/up into one
-    matrix each.
+    """Unstacks the layers, merges adapters, casts to the compute dtype, and fuses q/k/v and gate/up
+    into one matrix each.
 
     Use `fuse=False` if weights are split over `tensor`. Splitting a fused product would need
     collective permutations, which deadlock because shards leave the decode loop at different times.
@@ -59,6 +59,7 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
 
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
+        w = merge_adapters(w, config.lora)
         out = {name: value for name, value in w.items() if name.endswith("norm")}
         out["out"] = [fixed(w["wo"].reshape(-1, config.width).astype(dtype))]
         out["down"] = [fixed(w["w_down"].astype(dtype))]

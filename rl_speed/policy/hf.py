@@ -22,8 +22,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rl_speed.mesh import TRAIN_RULES, gathered, platform_of
-from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import Weight, param_shardings, weights
+from rl_speed.policy.config import Lora, ModelConfig
+from rl_speed.policy.transformer import (
+    Weight,
+    merge_adapters,
+    param_shardings,
+    weights,
+    with_adapters,
+)
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +155,8 @@ def entries(keys: tuple[str, ...], weight: Weight) -> list[Entry]:
 
 
 def all_entries(config: ModelConfig) -> list[Entry]:
-    """Returns the stored tensors of a policy."""
+    """Returns the stored tensors of a policy, without adapters."""
+    config = dataclasses.replace(config, lora=None)
     found = jax.tree_util.tree_leaves_with_path(weights(config))
     return [
         entry for path, weight in found for entry in entries(tuple(key.key for key in path), weight)
@@ -335,7 +342,7 @@ class ModelFiles:
         """
         described = ModelConfig.from_hf(self.config, model.dtype, model.remat, model.platform)
         # Fields that no config.json has.
-        own = ("interpret", "unused_ids", "trainable")
+        own = ("interpret", "unused_ids", "trainable", "lora")
         settings = {name: getattr(model, name) for name in own}
         if dataclasses.replace(described, **settings) != model:
             raise ValueError(
@@ -374,6 +381,8 @@ def load_hf(
     rules: Mapping[str, str | None] = TRAIN_RULES,
     dtype: str = "float32",
     remat: bool = False,
+    lora: Lora | None = None,
+    seed: int = 0,
 ) -> tuple[dict[str, Any], ModelConfig]:
     """Reads the weights and the config of a model directory. Logs tensors that are not used.
 
@@ -381,8 +390,10 @@ def load_hf(
       directory: holds config.json, and model.safetensors or several files with their index, in
         float32, bfloat16 or float16.
       mesh: mesh that holds the weights, sharded by `rules`; None: the default device.
-      dtype, remat: fields of the returned config, whose platform is the mesh's. Weights are always
+      dtype, remat: fields of the returned config, whose platform is the mesh's. Weights are
         float32; half precision is converted exactly.
+      lora: adapters to add, drawn from `seed`; the other weights, but for norms, are then in
+        `dtype`.
 
     Returns:
       (params, config).
@@ -431,10 +442,18 @@ def load_hf(
         jax.tree.map(lambda _: None, tree) if mesh is None else param_shardings(config, mesh, rules)
     )
 
-    def place(path, weight, sharding):
-        return read_weight(shards, tuple(key.key for key in path), weight, sharding)
+    frozen = jnp.dtype("float32" if lora is None else dtype)
 
-    return jax.tree_util.tree_map_with_path(place, tree, shardings), config
+    def place(path, weight, sharding):
+        value = read_weight(shards, tuple(key.key for key in path), weight, sharding)
+        return value if "norm" in weight.logical_axes else value.astype(frozen)
+
+    params = jax.tree_util.tree_map_with_path(place, tree, shardings)
+    if lora is None:
+        return params, config
+    config = dataclasses.replace(config, lora=lora)
+    shardings = None if mesh is None else param_shardings(config, mesh, rules)
+    return with_adapters(params, config, jax.random.key(seed), shardings), config
 
 
 def _require_tied(shards: Shards, directory: Path, config: ModelConfig, rows: int = 8192) -> None:
@@ -454,13 +473,61 @@ def _require_tied(shards: Shards, directory: Path, config: ModelConfig, rows: in
             )
 
 
+_merged = jax.jit(merge_adapters, static_argnums=1)
+
+
 @jax.jit
 def _layer(value: jax.Array, index: int) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(value, index, keepdims=False)
 
 
-def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32") -> np.ndarray:
-    """Copies one tensor to the host, in Hugging Face's layout.
+def save_adapters(
+    directory: str | os.PathLike,
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    base: str = "",
+    write: bool = True,
+) -> None:
+    """Writes the adapters of `config.lora` as a PEFT directory, float32.
+
+    Args:
+      base: the model that they belong to, `base_model_name_or_path`.
+      write: as for `save_hf`.
+    """
+    lora = config.lora
+    tensors = {}
+    for name in lora.targets:
+        for part, theirs in (("a", "lora_A"), ("b", "lora_B")):
+            stacked = params["layers"][f"{name}_{part}"]
+            if not stacked.is_fully_addressable:
+                stacked = gathered(stacked, stacked.sharding.mesh)
+            for i, x in enumerate(np.asarray(jax.device_get(stacked), np.float32)):
+                matrix = x.reshape(-1, lora.rank) if part == "a" else x.reshape(lora.rank, -1)
+                module = TENSORS[name].name.format(layer=i).removesuffix(".weight")
+                tensors[f"base_model.model.{module}.{theirs}.weight"] = matrix.T.copy()
+    if not write:
+        return
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base or None,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": [TENSORS[name].name.split(".")[-2] for name in lora.targets],
+        "inference_mode": True,
+    }
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def stored_tensor(
+    params: Mapping[str, Any], entry: Entry, dtype: str = "float32", lora: Lora | None = None
+) -> np.ndarray:
+    """Copies one tensor to the host, in Hugging Face's layout, with the adapters of `lora` merged.
 
     If processes hold parts of the weight, all of them must call this. Raises ValueError that names
     the tensor if a value is beyond float16's range.
@@ -469,7 +536,13 @@ def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32
     for key in entry.keys:
         value = value[key]
     # One layer at a time: a fetched array keeps its host copy for as long as it lives.
-    value = value if entry.layer is None else _layer(value, entry.layer)
+    if entry.layer is not None:
+        name = entry.keys[-1]
+        value = _layer(value, entry.layer)
+        if lora is not None and name in lora.targets:
+            mine = dataclasses.replace(lora, targets=(name,))
+            parts = {part: _layer(params["layers"][part], entry.layer) for part in mine.names}
+            value = _merged({name: value, **parts}, mine)[name]
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         value = gathered(value, value.sharding.mesh)
     host = np.asarray(jax.device_get(value), np.float32)
@@ -489,7 +562,7 @@ def stored_tensors(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (Hugging Face name, float32 array in Hugging Face's layout) for every tensor."""
     for entry in all_entries(config):
-        yield entry.name, stored_tensor(params, entry)
+        yield entry.name, stored_tensor(params, entry, lora=config.lora)
 
 
 def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[str, list[Entry]]:
@@ -526,7 +599,7 @@ def write_tensors(
     files = plan_files(config, dtype, max_shard_bytes)
     for name, found in files.items():
         save_file(
-            {entry.name: stored_tensor(params, entry, dtype) for entry in found},
+            {entry.name: stored_tensor(params, entry, dtype, config.lora) for entry in found},
             directory / name,
             metadata={"format": "pt"},
         )
@@ -613,7 +686,7 @@ def save_hf(
         raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
     if not write:
         for entry in all_entries(config):
-            stored_tensor(params, entry, dtype)  # joins the collective gather
+            stored_tensor(params, entry, dtype, config.lora)  # joins the collective gather
         return
     directory = require_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)

@@ -25,9 +25,11 @@ from rl_speed.policy.block import (
     rms_norm,
     rope_angles,
 )
-from rl_speed.policy.config import ModelConfig
+from rl_speed.policy.config import Lora, ModelConfig
 from rl_speed.policy.layers import through_layers
 
+# Matrix of a layer -> number of its axes, after the layers axis, that are inputs.
+MATRIX_INPUTS = {name: 2 if group == "out" else 1 for group in MATRICES for name in MATRICES[group]}
 # Logit with a probability of exactly 0. Finite, because 0 * -inf would be NaN.
 UNUSED_LOGIT = -1e30
 
@@ -86,6 +88,8 @@ def weights(config: ModelConfig) -> dict[str, Any]:
         }
     if config.qk_norm:
         layers |= {name: Weight((n, k), ("layers", "norm"), None) for name in ("q_norm", "k_norm")}
+    if config.lora is not None:
+        layers |= adapters(layers, config.lora)
     tree = {
         "embed": Weight((v, d), ("vocab", "embed"), into),
         "layers": layers,
@@ -96,13 +100,45 @@ def weights(config: ModelConfig) -> dict[str, Any]:
     return tree
 
 
+def adapters(layers: Mapping[str, Weight], lora: Lora) -> dict[str, Weight]:
+    """Declares A and B of each target, with its layers axis: the target's inputs x rank, and rank x
+    its outputs.
+
+    Raises ValueError if a target is no matrix of the layers.
+    """
+    found = {}
+    for name in lora.targets:
+        if name not in MATRIX_INPUTS:
+            raise ValueError(
+                f"LoRA has no target {name!r}; matrices of a layer: {', '.join(MATRIX_INPUTS)}"
+            )
+        (n, *shape), (_, *axes) = layers[name].shape, layers[name].logical_axes
+        cut = MATRIX_INPUTS[name]
+        scale = (3 * math.prod(shape[:cut])) ** -0.5
+        down = (n, *shape[:cut], lora.rank), ("layers", *axes[:cut], "lora")
+        up = (n, lora.rank, *shape[cut:]), ("layers", "lora", *axes[cut:])
+        found |= {f"{name}_a": Weight(*down, scale), f"{name}_b": Weight(*up, 0.0)}
+    return found
+
+
+def merge_adapters(layer: Params, lora: Lora | None) -> Params:
+    """Returns a layer's weights with A B added to each target, float32, and without adapters."""
+    if lora is None:
+        return layer
+    merged = {name: w for name, w in layer.items() if name not in lora.names}
+    for name in lora.targets:
+        change = jnp.tensordot(layer[f"{name}_a"], layer[f"{name}_b"], 1, precision="highest")
+        merged[name] = layer[name].astype(jnp.float32) + lora.scale * change
+    return merged
+
+
 def trainable(config: ModelConfig, tree: Any) -> Any:
     """Replaces the leaves of `tree` that are not trained by None. `tree` has the structure of
     `weights(config)`. Gradients and optimizer moments have the result's structure.
 
     Raises ValueError if `config.trainable` names a weight that the policy does not have.
     """
-    chosen = config.trainable
+    chosen = config.trainable if config.lora is None else config.lora.names
     if chosen is None:
         return tree
     declared = weights(config)
@@ -128,25 +164,59 @@ def merge_trained(part: Any, tree: Any) -> Any:
 
 
 def abstract_params(config: ModelConfig) -> dict[str, Any]:
-    """Returns the parameter tree as jax.ShapeDtypeStruct, float32."""
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), weights(config))
+    """Returns the parameter tree as jax.ShapeDtypeStruct, in the dtypes of `held`."""
+    shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), weights(config))
+    return jax.eval_shape(functools.partial(held, config=config), shapes)
+
+
+def held(params: Params, config: ModelConfig) -> Params:
+    """Casts the weights that adapters keep from being trained, but for norms, to the compute dtype.
+    Others stay float32.
+    """
+    if config.lora is None:
+        return params
+
+    def cast(path, x, weight):
+        kept = path[-1].key in config.lora.names or "norm" in weight.logical_axes
+        return x if kept else x.astype(config.dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, params, weights(config))
+
+
+def with_adapters(params: Params, config: ModelConfig, key: Array, shardings: Any = None) -> Params:
+    """Adds the adapters of `config.lora`, newly drawn, to the weights of a policy without them.
+
+    Args:
+      params: the weights without adapters; casts free them one by one.
+      shardings: as from `param_shardings(config, mesh)`; None: the default device.
+    """
+    declared = weights(config)["layers"]
+
+    def draw(names):
+        keys = dict(zip(names, jax.random.split(key, len(names))))
+        return {name: _draw(declared[name], keys[name]) for name in names}
+
+    places = None if shardings is None else {n: shardings["layers"][n] for n in config.lora.names}
+    drawn = jax.jit(draw, static_argnums=0, out_shardings=places)(config.lora.names)
+    return held({**params, "layers": {**params["layers"], **drawn}}, config)
 
 
 def init(config: ModelConfig, key: Array) -> dict[str, Any]:
-    """Draws random float32 parameters.
+    """Draws random parameters, in the dtypes of `held`.
 
     Jit it with `out_shardings=param_shardings(...)` to create them on their devices.
     """
     declared, treedef = jax.tree.flatten(weights(config))
-    values = []
-    for weight, weight_key in zip(declared, jax.random.split(key, len(declared))):
-        if weight.scale is None:
-            values.append(jnp.ones(weight.shape, jnp.float32))
-        elif weight.scale == 0:
-            values.append(jnp.zeros(weight.shape, jnp.float32))
-        else:
-            values.append(weight.scale * jax.random.normal(weight_key, weight.shape, jnp.float32))
-    return jax.tree.unflatten(treedef, values)
+    values = map(_draw, declared, jax.random.split(key, len(declared)))
+    return held(jax.tree.unflatten(treedef, values), config)
+
+
+def _draw(weight: Weight, key: Array) -> Array:
+    if weight.scale is None:
+        return jnp.ones(weight.shape, jnp.float32)
+    if weight.scale == 0:
+        return jnp.zeros(weight.shape, jnp.float32)
+    return weight.scale * jax.random.normal(key, weight.shape, jnp.float32)
 
 
 def param_shardings(
@@ -272,9 +342,9 @@ def segment_positions(segment_ids_BxT: Array) -> Array:
     return index_T - start_BxT
 
 
-def multiply(layer: Params, group: str, x: Array) -> list[Array]:
-    """Multiplies x with a group of a layer's matrices, cast to x's dtype; see `block.Multiply`.
-    The layer is declared by `weights`.
+def multiply(layer: Params, group: str, x: Array, lora: Lora | None = None) -> list[Array]:
+    """Multiplies x with a group of a layer's matrices and their adapters, cast to x's dtype; see
+    `block.Multiply`. The layer is declared by `weights`.
     """
     products = []
     for name in MATRICES[group]:
@@ -283,6 +353,10 @@ def multiply(layer: Params, group: str, x: Array) -> list[Array]:
         product = x @ weight.reshape(inputs)
         if (bias := layer.get(f"b{name[1:]}")) is not None:
             product = product + bias.astype(x.dtype).reshape(-1)
+        if lora is not None and name in lora.targets:
+            down, up = (layer[f"{name}_{part}"].astype(x.dtype) for part in "ab")
+            change = x @ down.reshape(-1, lora.rank) @ up.reshape(lora.rank, -1)
+            product = product + lora.scale * change
         products.append(product)
     return products
 
@@ -373,7 +447,7 @@ def hidden_states(
                 attend=attend,
                 spec=spec,
                 config=config,
-                multiply=multiply,
+                multiply=functools.partial(multiply, lora=config.lora),
             )
 
     with jax.named_scope("policy"), full_precision(config):

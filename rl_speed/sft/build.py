@@ -205,7 +205,12 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     # Reads data before weights: weights take minutes, and a bad row may be found within a second.
     path = model_directory(config.model.path)
     params, model = load_hf(
-        path, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
+        path,
+        mesh=mesh,
+        dtype=config.model.compute_dtype,
+        remat=config.model.remat,
+        lora=config.model.lora,
+        seed=config.seed,
     )
     model = fit_vocabulary(model, tokenizer, ends, path)
     if (longest := max(map(len, examples + held))) > model.max_position:

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.mesh import ROWS, batch_sharding, row_shards
-from rl_speed.policy import ModelConfig, ModelFiles, num_params, save_hf
+from rl_speed.policy import ModelConfig, ModelFiles, num_params, save_adapters, save_hf
 from rl_speed.policy.split import SplitWeights
 from rl_speed.policy.transformer import attention_kernel, merge_trained, trainable, trained_part
 from rl_speed.runtime.checkpoint import Checkpointer, SaveError
@@ -306,13 +306,11 @@ class SFTTrainer:
         owner.check(goes_on=path.exists() or not self._config.checkpoints.dir)
         owner.claim()
         self._checkpoints = Checkpointer(folder, keep=2, owner=owner)
-        found = self._checkpoints.restore_newest(
-            {"params": self.params, "opt_state": self._opt_state}
-        )
+        found = self._checkpoints.restore_newest(self._to_save())
         if found is not None:
             self.step, state, host = found
             self._untold = json.loads(host.get("untold", "{}"))
-            self.params = state["params"]
+            self.params = merge_trained(state["params"], self.params)
             self._opt_state = state["opt_state"]
             log.warning("resumed %s after step %d", self.workdir, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
@@ -325,6 +323,11 @@ class SFTTrainer:
         for record in read_steps(metrics):
             self.last.update(record)
 
+    def _to_save(self) -> dict[str, Any]:
+        """Returns the trained weights and the optimizer's state."""
+        trained = trainable(self.parts.model, self.params)
+        return {"params": trained, "opt_state": self._opt_state}
+
     def save(self) -> None:
         """Saves a checkpoint if the run has a workdir.
 
@@ -333,9 +336,7 @@ class SFTTrainer:
         self._require_sound()
         if self._checkpoints is not None:
             self._checkpoints.save(
-                self.step,
-                {"params": self.params, "opt_state": self._opt_state},
-                {"step": self.step, "untold": json.dumps(self._untold)},
+                self.step, self._to_save(), {"step": self.step, "untold": json.dumps(self._untold)}
             )
 
     def _unsaved(self) -> str:
@@ -492,7 +493,7 @@ class SFTTrainer:
         accuracy = {"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}
         made = {
             "command": command,
-            "parameters": num_params(parts.model),
+            "parameters": num_params(dataclasses.replace(parts.model, lora=None)),
             "loss": last["train/loss"],
             "eval_loss": last.get("eval/loss"),
             **accuracy,
@@ -512,6 +513,9 @@ class SFTTrainer:
         )
         if self.workdir is not None:
             plot_sft(self.workdir)
+            if parts.model.lora is not None:
+                base = self._config.model.path
+                save_adapters(self.workdir / "adapters", self.params, parts.model, base=base)
         if self._problem:
             raise SaveError(f"the policy is in --out={self.out}, but {self._problem}")
         return made

@@ -187,7 +187,12 @@ def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> 
             "and tokenizer; only --dry_run takes a config.json"
         )
     params, model = load_hf(
-        directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
+        directory,
+        mesh=mesh,
+        dtype=config.model.compute_dtype,
+        remat=config.model.remat,
+        lora=config.model.lora,
+        seed=config.seed,
     )
     tokenizer, ends, model = read_tokenizer(config, directory, model)
     warn_of_positions(config, model)
@@ -230,6 +235,7 @@ def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) 
             dtype=config.model.compute_dtype,
             remat=config.model.remat,
             platform=platform_of(mesh),
+            lora=config.model.lora,
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -15,6 +15,7 @@ from rl_speed.config import Config
 from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
 from rl_speed.mesh import GENERATE_RULES, batch_sharding, row_shards
 from rl_speed.policy import ModelConfig, num_params, param_shardings
+from rl_speed.policy.transformer import trainable
 from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.out_of_memory import (
@@ -312,7 +313,9 @@ def sampling_parts(
 
 def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
     """Bytes per device of the reference policy's weights, {} if there is none."""
-    return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
+    if not config.objective.kl_coef:
+        return {}
+    return {"reference policy": device_bytes(trainable(policy.model, policy.params))}
 
 
 def dry_run(

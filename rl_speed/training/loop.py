@@ -20,8 +20,9 @@ from rl_speed.config.paths import check_path
 from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.mesh import platform_of
-from rl_speed.policy import save_hf
+from rl_speed.policy import save_adapters, save_hf
 from rl_speed.policy.transfer import Transfer
+from rl_speed.policy.transformer import merge_trained, trainable
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.screening import StepReport
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, SaveError
@@ -50,7 +51,7 @@ from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
 from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.update.reference import Reference
-from rl_speed.update.state import init_state, is_sound, make_snapshot, state_shardings
+from rl_speed.update.state import TrainState, init_state, is_sound, make_snapshot, state_shardings
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,9 @@ class Trainer:
         self.reference = None
         if config.objective.kl_coef > 0:
             self.reference = Reference(
-                self.policy.params, config.objective.reference_every, make_snapshot(shardings)
+                trainable(self.policy.model, self.policy.params),
+                config.objective.reference_every,
+                make_snapshot(self.policy.model, shardings),
             )
         if config.driver.where == "in_loop":
             self.rl_step = build.build_fused_step(
@@ -258,7 +261,9 @@ class Trainer:
 
     def _restore(self) -> None:
         reference = None if self.reference is None else self.reference.params
-        self.step, self.state, host = self._checkpoints.restore_newest(self.state, reference)
+        base = self.state.params
+        self.step, saved, host = self._checkpoints.restore_newest(self._to_save(), reference)
+        self.state = saved.replace(params=merge_trained(saved.params, base))
         if (written := host.get("format")) != FORMAT:
             raise CheckpointError(
                 f"the checkpoint of step {self.step} in {self._folder} has format {written}; this "
@@ -285,6 +290,10 @@ class Trainer:
                 "XLA_FLAGS=--xla_gpu_deterministic_ops=true"
             )
 
+    def _to_save(self) -> TrainState:
+        """Returns the state without the weights that are not trained, which a run reads again."""
+        return self.state.replace(params=trainable(self.policy.model, self.state.params))
+
     def save(self) -> bool:
         """Saves a checkpoint of everything the next step depends on, including samples of a stopped
         step. Saves the reference policy only if it is neither the initial policy nor the one saved
@@ -301,7 +310,7 @@ class Trainer:
         self._require_sound()
         self._checkpoints.save(
             self.step,
-            self.state,
+            self._to_save(),
             {
                 "format": FORMAT,
                 "stream": self.stream.state_dict(),
@@ -709,6 +718,14 @@ class Trainer:
                 source=self.policy.files,
                 end_tokens=self.policy.end_tokens,
             )
+            if self.policy.model.lora is not None:
+                save_adapters(
+                    self.workdir / "adapters",
+                    self.state.params,
+                    self.policy.model,
+                    base=self.policy.directory,
+                    write=self.hosts.writes,
+                )
 
     def write_summary(self) -> dict[str, Any]:
         """Writes summary.json, of the steps so far, and returns it."""

@@ -21,6 +21,7 @@ from rl_speed.config import Config
 from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.mesh import batch_sharding, gathered, place, place_parts
 from rl_speed.policy.transfer import Transfer
+from rl_speed.policy.transformer import merge_trained
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.screening import Screening, StepReport
 from rl_speed.runtime.metrics import PhaseTimer
@@ -234,7 +235,9 @@ class SplitStep:
             batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
         if not uses_old_logprobs(c):
             old = None
-        ref = None if self.reference is None else self._score(self.reference.params, *scored)
+        ref = None
+        if self.reference is not None:
+            ref = self._score(merge_trained(self.reference.params, state.params), *scored)
         in_reward = ref is not None and o.kl_in == "reward"
         if advantages is None:
             advantages = self._advantages(

@@ -9,12 +9,12 @@ class Reference:
     iteration.
 
     Args:
-      params: weights of the initial policy. every: steps of an outer iteration; 0: the initial
-        policy stays.
-      snapshot: params -> a copy that survives the donation of the state.
+      params: trained weights of the initial policy; with LoRA its adapters. every: steps of an
+        outer iteration; 0: the initial policy stays.
+      snapshot: all weights -> a copy of the trained ones that survives the donation of the state.
 
     Attributes:
-      params: weights of the reference policy. since: steps trained when they were copied.
+      params: trained weights of the reference policy. since: steps trained when they were copied.
     """
 
     def __init__(self, params: Any, every: int, snapshot: Callable[[Any], Any]):

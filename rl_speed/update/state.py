@@ -76,11 +76,15 @@ def init_state(
     return jax.jit(build, out_shardings=shardings)(params)
 
 
-def make_snapshot(shardings: TrainState):
-    """Returns a jitted function that copies params with their sharding, so that a reference policy
-    survives the donation of the state.
+def make_snapshot(config: ModelConfig, shardings: TrainState):
+    """Returns a jitted function that copies the trained weights of params with their sharding, so
+    that a reference policy survives the donation of the state.
     """
-    return jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings.params)
+
+    def copy(params):
+        return jax.tree.map(jnp.copy, trainable(config, params))
+
+    return jax.jit(copy, out_shardings=trainable(config, shardings.params))
 
 
 def is_sound(state: TrainState) -> bool:

@@ -99,7 +99,8 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         state,
         {"at": 1},
         reference=make_snapshot(
-            state_shardings(ATTENTION, make_optimizer(SETTINGS, abstract_params(ATTENTION)), mesh)
+            ATTENTION,
+            state_shardings(ATTENTION, make_optimizer(SETTINGS, abstract_params(ATTENTION)), mesh),
         )(state.params),
     )
     saver.close()

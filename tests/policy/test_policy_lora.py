@@ -1,0 +1,179 @@
+"""Adapters against PEFT on the same model, and against weights into which they are merged."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_policy_parity import ARCHITECTURES, SHAPE
+
+from rl_speed.mesh import make_mesh
+from rl_speed.policy import (
+    Lora,
+    abstract_params,
+    decoder,
+    forward,
+    load_hf,
+    param_shardings,
+    save_adapters,
+    save_hf,
+    sequence_logprobs,
+    weights,
+)
+from rl_speed.policy.transformer import merge_adapters, trainable
+from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+EVERY = Lora(4, 8.0, ("wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down"))
+FEW = Lora(2, 2.0, ("wq", "wv"))
+TOKENS = np.random.default_rng(0).integers(0, 40, (3, 24)).astype(np.int32)
+KEY = jax.random.key(0)
+
+
+def stirred(params, config):
+    """B starts at zero, which would hide everything."""
+    rng = np.random.default_rng(1)
+
+    def stir(path, x):
+        if path[-1].key not in config.lora.names:
+            return x
+        return jnp.asarray(0.2 * rng.normal(size=x.shape), x.dtype, device=x.sharding)
+
+    return jax.tree_util.tree_map_with_path(stir, params)
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama"])
+def base(request, tmp_path_factory):
+    """The directory of a random model of transformers."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    family, changes = ARCHITECTURES[request.param]
+    torch.manual_seed(0)
+    settings = getattr(transformers, f"{family}Config")(**SHAPE, **changes)
+    directory = tmp_path_factory.mktemp(request.param)
+    getattr(transformers, f"{family}ForCausalLM")(settings).save_pretrained(directory)
+    return directory
+
+
+def loss(params, tokens, config):
+    return -jnp.mean(sequence_logprobs(params, tokens, config)[0])
+
+
+@pytest.mark.parametrize("lora", [EVERY, FEW], ids=["every matrix", "queries and values"])
+def test_logits_and_gradients_are_those_of_peft(base, tmp_path, lora):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    params, config = load_hf(base, lora=lora)
+    params = stirred(params, config)
+    save_adapters(tmp_path / "adapters", params, config, base=str(base))
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    theirs = peft.PeftModel.from_pretrained(model, tmp_path / "adapters", is_trainable=True)
+    tokens = torch.tensor(TOKENS, dtype=torch.int64)
+    logits = theirs(tokens).logits
+    np.testing.assert_allclose(
+        forward(params, TOKENS, config), logits.detach(), rtol=1e-5, atol=1e-5
+    )
+    logprobs = torch.log_softmax(logits[:, :-1], dim=-1).gather(2, tokens[:, 1:, None])
+    (-logprobs.mean()).backward()
+    gradients = jax.grad(loss)(params, TOKENS, config)["layers"]
+    named = dict(theirs.named_parameters())
+    seen = 0
+    for name, parameter in named.items():
+        if "lora_" not in name:
+            assert parameter.grad is None
+            continue
+        layer, module, part = (name.split(".")[i] for i in (4, 6, 7))
+        ours = (
+            {"q": "wq", "k": "wk", "v": "wv", "o": "wo"}.get(module[0])
+            if ("self_attn" in name)
+            else f"w_{module.removesuffix('_proj')}"
+        )
+        found = np.asarray(gradients[f"{ours}_{part[-1].lower()}"][int(layer)])
+        shape = (-1, lora.rank) if part == "lora_A" else (lora.rank, -1)
+        want = parameter.grad.numpy().T
+        assert np.abs(want).max() > 1e-5, name
+        np.testing.assert_allclose(found.reshape(shape), want, atol=1e-6, err_msg=name)
+        seen += 1
+    assert seen == 2 * len(lora.targets) * config.layers
+
+
+def test_fresh_adapters_change_nothing_and_merged_ones_are_the_same_policy(base, tmp_path):
+    plain, config = load_hf(base)
+    params, adapted = load_hf(base, lora=EVERY, seed=3)
+    np.testing.assert_array_equal(forward(params, TOKENS, adapted), forward(plain, TOKENS, config))
+    fan_in = config.heads * config.head_dim
+    spread = np.asarray(params["layers"]["wo_a"]).std() * (3 * fan_in) ** 0.5
+    assert 0.8 < spread < 1.2
+    params = stirred(params, adapted)
+    want = forward(params, TOKENS, adapted)
+    assert np.abs(np.asarray(want) - forward(plain, TOKENS, config)).max() > 0.1
+    merged = {**params, "layers": merge_adapters_of_all(params["layers"])}
+    np.testing.assert_allclose(forward(merged, TOKENS, config), want, rtol=1e-5, atol=1e-5)
+    save_hf(tmp_path / "merged", params, adapted)
+    read, again = load_hf(tmp_path / "merged")
+    assert again == config
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), read, merged)
+
+
+def merge_adapters_of_all(layers):
+    each = [
+        merge_adapters({name: w[i] for name, w in layers.items()}, EVERY)
+        for i in range(len(layers["wq"]))
+    ]
+    return jax.tree.map(lambda *w: jnp.stack(w), *each)
+
+
+def test_decoding_merges_once_and_equals_the_forward_pass(base):
+    params, config = load_hf(base, lora=EVERY)
+    params = stirred(params, config)
+    prompts = [row[:n] for row, n in zip(TOKENS, (9, 4, 7))]
+    contexts = build_contexts(prompts, 3, 9)
+    requests = build_requests(range(3), range(3), [0] * 3, contexts, 3, 12)
+    settings = SamplerConfig(slots=3, max_new=12, end_tokens=(0,))
+    drawn = sample(decoder(config), params, contexts, requests, KEY, settings)
+    for i, prompt in enumerate(prompts):
+        length = int(drawn.lengths[i])
+        tokens = np.concatenate([prompt, drawn.tokens[i, :length]])[None]
+        want = sequence_logprobs(params, tokens, config)[0][0, len(prompt) - 1 :]
+        np.testing.assert_allclose(drawn.logprobs[i, :length], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [dict(fsdp=2), dict(fsdp=2, tensor=2)], ids=str)
+def test_split_over_a_mesh_they_are_the_same(base, axes):
+    mesh = make_mesh(**axes)
+    whole, config = load_hf(base, lora=EVERY)
+    split, _ = load_hf(base, mesh=mesh, lora=EVERY)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(split))
+    shardings = param_shardings(config, mesh)
+    placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), split, shardings)
+    assert all(jax.tree.leaves(placed))
+    assert "fsdp" in split["layers"]["wq_a"].sharding.spec
+
+
+def test_only_adapters_are_trained_and_the_rest_is_held_in_the_compute_dtype(base):
+    params, config = load_hf(base, dtype="bfloat16", lora=FEW)
+    abstract = abstract_params(config)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), abstract
+    )
+    kept = {path[-1].key: x.dtype for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    assert {name for name, dtype in kept.items() if dtype == jnp.float32} == {
+        *FEW.names,
+        "attn_norm",
+        "mlp_norm",
+        "final_norm",
+    }
+    found = jax.tree_util.tree_leaves_with_path(trainable(config, params))
+    assert {path[-1].key for path, _ in found} == set(FEW.names)
+
+
+def test_impossible_adapters_are_refused(base):
+    _, config = load_hf(base)
+    with pytest.raises(ValueError, match="LoRA has no target 'embed'; matrices of a layer: wq, wk"):
+        weights(dataclasses.replace(config, lora=Lora(4, 8.0, ("embed",))))
+    with pytest.raises(ValueError, match="a rank of at least 1"):
+        Lora(0, 8.0, ("wq",))
