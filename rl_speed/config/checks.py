@@ -15,6 +15,7 @@ from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.named import is_function, load_function, options_of
 from rl_speed.objectives import POOL_ADVANTAGES, check_advantage, check_loss
 from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
+from rl_speed.policy.transformer import MATRIX_INPUTS
 from rl_speed.rewards.custom import check_functions, parse_extra
 from rl_speed.sampling.rules import needs, two_phase
 
@@ -44,9 +45,27 @@ OF_FILES = (
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
 
+def check_lora(c: Any) -> None:
+    """Checks the adapters of RL and of supervised training."""
+    m = c.model
+    if m.lora_rank < 0 or not m.lora_alpha > 0:
+        raise ValueError(
+            "config.model.lora_rank must be at least 0 and config.model.lora_alpha above 0; got "
+            f"{m.lora_rank} and {m.lora_alpha}"
+        )
+    targets = m.lora_targets.split(",")
+    unknown = [name for name in targets if name not in MATRIX_INPUTS]
+    if unknown or len(set(targets)) < len(targets):
+        raise ValueError(
+            f"config.model.lora_targets={m.lora_targets!r}: name matrices of a layer, each once, "
+            f"separated by commas: {', '.join(MATRIX_INPUTS)}"
+        )
+
+
 def check(c: "Config") -> None:
     """Raises ValueError naming the first invalid field, and its allowed values."""
     check_evaluation(c)
+    check_lora(c)
     _check_loss(c)
     _check_rule(c)
     check_optimizer(c, c.training.steps * c.minibatches)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_speed.config import EMBEDDED, MeshConfig, Model, flatten, schema
 from rl_speed.config.checks import (
+    check_lora,
     check_optimizer,
     check_options,
     check_types,
@@ -102,6 +103,7 @@ class SFTConfig:
         """Returns self. Raises ValueError that names the first invalid field and the reason."""
         check_types(self)
         check_options(self)
+        check_lora(self)
         self.model.path = self.model.path or EMBEDDED
         now = flatten(dataclasses.asdict(self))
         for name, value in now.items():
@@ -129,6 +131,11 @@ class SFTConfig:
                 of_files and not given,
                 f"config.{of_files and of_files[0]} needs config.data.train: the embedded task "
                 "generates its examples. Set config.data.train, or leave this field at its default",
+            ),
+            (
+                self.model.lora_rank and not given,
+                "config.model.lora_rank needs a given policy, config.model.path: a new one has "
+                "nothing to adapt",
             ),
             (
                 self.training.steps and e.epochs,

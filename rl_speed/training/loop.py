@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from rl_speed.activity import activity
-from rl_speed.config import Config, flatten
+from rl_speed.config import Config, Model, flatten
 from rl_speed.config.paths import check_path
 from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
@@ -114,6 +114,8 @@ class Trainer:
         self._owner = Owner(self._folder, self.workdir, self._settings, self.hosts)
         # Fails on a damaged config.json before anything is built.
         self._earlier = self._find_run()
+        if config.model.lora is not None:
+            _require_same_base(self._earlier.get("model", {}), config.model)
         self.compiles = CompileCounter()
         self.slow = SlowSteps()
         self.mesh, generation = build.build_meshes(config)
@@ -752,6 +754,21 @@ class Trainer:
         }
         write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
+
+
+def _require_same_base(earlier: Mapping[str, Any], model: Model) -> None:
+    """Raises ValueError if a run with adapters would continue on other weights, or scale its
+    adapters differently: its checkpoints hold neither.
+    """
+    for name in ("path", "lora_rank", "lora_alpha", "lora_targets"):
+        now = getattr(model, name)
+        before = earlier.get(name, now)
+        if before != now:
+            raise ValueError(
+                f"config.model.{name}={now!r}, but the run in this workdir began with {before!r}: "
+                "a run with adapters (config.model.lora_rank) cannot change it; choose another "
+                "--workdir"
+            )
 
 
 def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:

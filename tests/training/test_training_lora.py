@@ -1,0 +1,154 @@
+"""Runs that train adapters: RL in both drivers and supervised, resumed, exported, evaluated."""
+
+import jax
+import numpy as np
+import pytest
+from untimed import untimed
+
+from rl_speed.config.presets import embedded, tiny
+from rl_speed.evaluation import source
+from rl_speed.policy import load_hf
+from rl_speed.policy.hf import stored_tensors
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.sft.build import build
+from rl_speed.sft.config import SFTConfig
+from rl_speed.training.build import build_mesh, policy_directory
+from rl_speed.training.dry_run import dry_run
+from rl_speed.training.loop import Trainer
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+def settings(steps, **fields):
+    config = tiny(embedded("grpo"), steps, samples=4, screen=8, train_prompts=200, export=True)
+    config.model.lora_rank = 3
+    config.optimizer.learning_rate = 1e-2
+    config.optimizer.warmup_steps = 0
+    config.objective.kl_coef = 0.5
+    config.update(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Four uninterrupted steps."""
+    workdir = tmp_path_factory.mktemp("whole")
+    trainer = Trainer(settings(4), workdir)
+    trainer.run()
+    return trainer, workdir
+
+
+def weights_of(directory):
+    params, config = load_hf(directory)
+    return dict(stored_tensors(params, config))
+
+
+def test_adapters_alone_change_and_the_reference_is_the_policy_without_them(whole):
+    trainer, workdir = whole
+    records = read_lines(workdir / "metrics.jsonl")
+    assert records[0]["train/kl_ref"] < 1e-9 < 1e-6 < records[3]["train/kl_ref"]
+    base, _ = load_hf(policy_directory(trainer.config))
+    after = jax.device_get(trainer.state.params)
+    jax.tree.map(np.testing.assert_array_equal, base["embed"], after["embed"])
+    for name, weight in base["layers"].items():
+        np.testing.assert_array_equal(weight, after["layers"][name], err_msg=name)
+        if name in trainer.policy.model.lora.targets:
+            assert np.abs(after["layers"][f"{name}_b"]).max() > 1e-3
+    moments = sum(x.size for x in jax.tree.leaves(trainer.state.opt_state) if x.ndim)
+    adapters = sum(after["layers"][name].size for name in trainer.policy.model.lora.names)
+    assert moments == 2 * adapters
+
+
+def test_a_checkpoint_holds_the_adapters_and_a_run_goes_on_from_it(whole, tmp_path):
+    _, workdir = whole
+    Trainer(settings(2), tmp_path).run()
+    resumed = Trainer(settings(4), tmp_path)
+    assert resumed.step == 2
+    resumed.run()
+    found, want = (untimed(read_lines(folder / "metrics.jsonl")) for folder in (tmp_path, workdir))
+    assert found == want
+    for name, tensor in weights_of(workdir / "policy").items():
+        np.testing.assert_array_equal(weights_of(tmp_path / "policy")[name], tensor, err_msg=name)
+    full = tmp_path / "full"
+    Trainer(settings(2, **{"model.lora_rank": 0}), full).run()
+
+    def size(folder):
+        files = (folder / "checkpoints" / "2" / "state").rglob("*")
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+    assert size(tmp_path) < 0.6 * size(full)
+    path = policy_directory(settings(1))
+    for name, value in {"lora_rank": 2, "lora_alpha": 8.0, "path": path}.items():
+        with pytest.raises(ValueError, match=f"config.model.{name}=.* cannot change it"):
+            Trainer(settings(4, **{f"model.{name}": value}), tmp_path)
+
+
+def test_a_checkpoint_is_evaluated_as_its_export(whole):
+    trainer, workdir = whole
+    assert (workdir / "adapters" / "adapter_config.json").is_file()
+    config = settings(4)
+    found, step = source.load_policy(
+        source.find_source(checkpoint=str(workdir)), config, build_mesh(config)
+    )
+    assert step == 4
+    exported = weights_of(workdir / "policy")
+    for name, tensor in stored_tensors(found.params, found.model):
+        np.testing.assert_allclose(exported[name], tensor, atol=1e-6, err_msg=name)
+
+
+def test_the_loop_in_the_compiled_step_trains_them_too(tmp_path):
+    fields = {"driver.where": "in_loop", "objective.kl_coef": 0.0}
+    trainer = Trainer(settings(2, **fields), tmp_path)
+    trainer.run()
+    after = jax.device_get(trainer.state.params)["layers"]
+    assert np.abs(after["wq_b"]).max() > 0 and trainer.step == 2
+
+
+def test_supervised_runs_train_them_too(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": ">12345", "answer": "2345", "solution": "2345"}\n' * 8)
+    config = SFTConfig()
+    config.model.path = policy_directory(settings(1))
+    config.model.lora_rank = 3
+    config.data.train, config.data.prompt = str(rows), "{question}="
+    config.examples.batch, config.examples.eval_share = 4, 0.0
+    config.training.steps, config.checkpoints.every = 4, 2
+    config.logging.progress = False
+    run = build(config, str(tmp_path / "out"), str(tmp_path / "run"))
+    run.run()
+    made = run.export("test")
+    base, found = weights_of(config.model.path), weights_of(tmp_path / "out")
+    changed = {name for name in base if (base[name] != found[name]).any()}
+    assert changed and all("_proj." in name for name in changed)
+    assert made["parameters"] == sum(x.size for x in base.values())
+    assert (tmp_path / "run" / "adapters" / "adapter_model.safetensors").is_file()
+
+
+def test_a_dry_run_counts_the_adapters_moments_alone():
+    def parts(**fields):
+        found = dry_run(settings(2, **fields))
+        (update,) = (p for p in found.programs if p.name == "update")
+        return update.known | found.beside
+
+    few, whole = parts(), parts(**{"model.lora_rank": 0})
+    assert few.keys() == whole.keys()
+    smaller = {name for name in few if few[name] < 0.5 * whole[name]}
+    assert any("optimizer" in name for name in smaller) and "reference policy" in smaller
+
+
+@pytest.mark.parametrize(
+    "fields,message",
+    [
+        ({"model.lora_rank": -1}, "config.model.lora_rank must be at least 0"),
+        ({"model.lora_alpha": 0.0}, "config.model.lora_alpha above 0"),
+        ({"model.lora_targets": "wq,q_proj"}, "name matrices of a layer, each once"),
+        ({"model.lora_targets": "wq,wq"}, "name matrices of a layer, each once"),
+    ],
+)
+def test_impossible_settings_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        settings(1, **fields).validate()
+    config = SFTConfig()
+    config.model.lora_rank = 2
+    with pytest.raises(ValueError, match="config.model.lora_rank needs a given policy"):
+        config.validate()
