@@ -9,12 +9,17 @@ from rl_speed.config.command import nearest
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.prompt_formats import PROMPTS
 
-# Fields that always come from the policy's run: end tokens, and limits of its machine. Fields of
-# ASKED (sampling, prompt, verifier) come from the run only if no file is given.
+# Settings of the adapters that a checkpoint of the policy's run holds.
+ADAPTERS = ["model.lora_rank", "model.lora_alpha", "model.lora_targets"]
+# Fields that always come from the policy's run: adapters, end tokens, and limits of its machine.
+# Fields of ASKED (sampling, prompt, verifier) come from the run only if no file is given.
 MACHINE = (
-    "model.end_tokens sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor "
-    "reward.timeout_s reward.stall_s reward.workers reward.batch_size"
-).split()
+    ADAPTERS
+    + (
+        "model.end_tokens sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor "
+        "reward.timeout_s reward.stall_s reward.workers reward.batch_size"
+    ).split()
+)
 ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
     "data.system reward.verifier reward.mode environment.reply environment.max_turns "
@@ -23,9 +28,12 @@ ASKED = (
 # Fields that are not part of the identity. Questions, weights and end tokens have their own entries
 # (`responses.identity_of`), and worker settings do not change the verifier's results.
 NO_MATTER = (
-    "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
-    "reward.stall_s reward.workers reward.batch_size"
-).split()
+    ADAPTERS
+    + (
+        "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
+        "reward.stall_s reward.workers reward.batch_size"
+    ).split()
+)
 OWN = ["evaluation.samples", "sampler.top_k", "seed"]
 FIELDS = [*dict.fromkeys(MACHINE + ASKED + OWN + NO_MATTER)]
 

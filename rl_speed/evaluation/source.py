@@ -126,8 +126,10 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
             f"--step={step}: {folder} has no such step; choose one of {', '.join(map(str, steps))}"
         )
     directory = config.model.path
-    # The run's starting policy has the architecture; its export, if any, has the same.
-    if directory not in POLICIES and not Path(directory).is_dir() and is_model(at / "policy"):
+    # The run's starting policy has the architecture; its export, if any, has the same. Checkpoints
+    # of adapters need the starting policy itself.
+    gone = directory not in POLICIES and not Path(directory).is_dir()
+    if gone and config.model.lora is None and is_model(at / "policy"):
         directory = str(at / "policy")
     return Source(directory, at / "evaluation", config, folder, step)
 

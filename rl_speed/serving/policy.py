@@ -8,6 +8,7 @@ from typing import Any
 from rl_speed.config import Config
 from rl_speed.data.tasks import POLICIES
 from rl_speed.evaluation import source as sources
+from rl_speed.evaluation.settings import ADAPTERS
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig
 from rl_speed.policy.hub import model_directory
@@ -60,7 +61,11 @@ def load_policy(
     config = Config()
     config.model.path = source.directory
     config.model.compute_dtype = compute_dtype
-    of_run = "" if source.config is None else source.config.model.end_tokens
+    of_run = ""
+    if source.config is not None:
+        of_run = source.config.model.end_tokens
+        for name in ADAPTERS:
+            config.set(name, source.config.get(name))
     config.model.end_tokens = f"{of_run},{end_tokens}"
     policy, step = sources.load_policy(source, config, make_mesh())
     where = str(at) if step is None else f"{source.checkpoints / str(step)} (step {step})"

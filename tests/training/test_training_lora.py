@@ -1,5 +1,7 @@
 """Runs that train adapters: RL in both drivers and supervised, resumed, exported, evaluated."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -7,12 +9,15 @@ from untimed import untimed
 
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.evaluation import source
+from rl_speed.evaluation.settings import resolve
+from rl_speed.mesh import make_mesh
 from rl_speed.policy import load_hf
 from rl_speed.policy.hf import stored_tensors
 from rl_speed.runtime.metrics import read_lines
+from rl_speed.serving.policy import load_policy as serve_policy
 from rl_speed.sft.build import build
 from rl_speed.sft.config import SFTConfig
-from rl_speed.training.build import build_mesh, policy_directory
+from rl_speed.training.build import policy_directory
 from rl_speed.training.dry_run import dry_run
 from rl_speed.training.loop import Trainer
 
@@ -83,17 +88,18 @@ def test_a_checkpoint_holds_the_adapters_and_a_run_goes_on_from_it(whole, tmp_pa
             Trainer(settings(4, **{f"model.{name}": value}), tmp_path)
 
 
-def test_a_checkpoint_is_evaluated_as_its_export(whole):
-    trainer, workdir = whole
+def test_a_checkpoint_is_evaluated_and_served_as_its_export(whole, tmp_path):
+    _, workdir = whole
     assert (workdir / "adapters" / "adapter_config.json").is_file()
-    config = settings(4)
-    found, step = source.load_policy(
-        source.find_source(checkpoint=str(workdir)), config, build_mesh(config)
-    )
-    assert step == 4
+    of = source.find_source(checkpoint=str(workdir))
+    evaluated, step = source.load_policy(of, resolve(of.directory, of.config), make_mesh())
+    bare = tmp_path / "run"
+    shutil.copytree(workdir, bare, ignore=shutil.ignore_patterns("policy"))
     exported = weights_of(workdir / "policy")
-    for name, tensor in stored_tensors(found.params, found.model):
-        np.testing.assert_allclose(exported[name], tensor, atol=1e-6, err_msg=name)
+    for found in (evaluated, serve_policy(bare)):
+        assert step == 4 and found.model.lora.rank == 3
+        for name, tensor in stored_tensors(found.params, found.model):
+            np.testing.assert_allclose(exported[name], tensor, atol=1e-6, err_msg=name)
 
 
 def test_the_loop_in_the_compiled_step_trains_them_too(tmp_path):
