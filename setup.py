@@ -52,7 +52,7 @@ setup(
         # 3.11 stays with JAX 0.10, and needs an older flax.
         'flax>=0.12; python_version<"3.12"',
         'flax>=0.12.12; python_version>="3.12"',
-        "optax>=0.2.5",
+        "optax>=0.2.8",
         "orbax-checkpoint>=0.11.20",
         # Tokenizers, chat templates and the names of weights: 5 changed them, and so may 6.
         "transformers>=5,<6",

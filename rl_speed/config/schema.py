@@ -362,11 +362,16 @@ class Optimizer:
     warmup_rl_steps: int = 0
     schedule: str = one_of("constant", "linear", "cosine")  # learning rate after warm-up
     final_rate: float = 0.0  # linear, cosine: learning rate at the end / learning_rate
-    weight_decay: float = 0.1  # AdamW; only on matrices
+    weight_decay: float = 0.1  # of matrices, times the learning rate
     b1: float = 0.9  # AdamW: decay of the first moment
     b2: float = 0.999  # AdamW: decay of the second moment
     eps: float = 1e-8  # AdamW: added to the denominator
     max_grad_norm: float = 1.0  # clip the global gradient norm to this (0: off)
+    # "adamw"; "adafactor": second moments of rows and columns only, no first moment; "muon" on the
+    # matrices of the layers and AdamW on the rest; or a function of yours, "module:function", that
+    # makes an optax transformation (update/optimizer.py).
+    name: str = one_of("adamw", "adafactor", "muon", function=True)
+    moment_dtype: str = one_of("float32", "bfloat16")  # AdamW, Muon: dtype of the first moment
 
 
 @dataclass

@@ -1,5 +1,9 @@
-"""The optimizer: clipping of the global gradient norm, then AdamW with warm-up and weight decay on
-matrices only.
+"""The optimizer: clipping of the global gradient norm, then AdamW or another by name, with warm-up
+and weight decay on matrices only.
+
+An optimizer of yours is a function (settings, schedule, decays) -> optax transformation: the
+section `config.optimizer`, optimizer steps -> learning rate, and a tree of bools for the weights
+that decay. Clipping is done before it.
 """
 
 import dataclasses
@@ -10,6 +14,8 @@ import jax
 import optax
 
 from rl_speed.config import Optimizer
+from rl_speed.named import named
+from rl_speed.policy.transformer import MATRIX_INPUTS
 
 # Biases stored per head have two or more axes, but are not matrices.
 _BIASES = frozenset({"bq", "bk", "bv"})
@@ -65,6 +71,65 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
+def _adamw(config: Optimizer, rate: optax.Schedule, decays: Any) -> optax.GradientTransformation:
+    return optax.adamw(
+        rate,
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decays,
+        mu_dtype=config.moment_dtype,
+    )
+
+
+def _adafactor(
+    config: Optimizer, rate: optax.Schedule, decays: Any
+) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern, arXiv 1804.04235) with the learning rate as it stands: not
+    relative to the weights, and without a first moment.
+    """
+    return optax.chain(
+        optax.scale_by_factored_rms(),
+        optax.clip_by_block_rms(1.0),
+        optax.add_decayed_weights(config.weight_decay, decays),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+def _muon(config: Optimizer, rate: optax.Schedule, decays: Any) -> optax.GradientTransformation:
+    """Muon (Jordan et al., 2024) on the matrices of the layers, each layer for itself. Its updates
+    have the root mean square of AdamW's, 0.2 (Liu et al., arXiv 2502.16982), so that rates suit
+    both.
+    """
+
+    def dimensions(path, _):
+        names = [str(getattr(key, "key", key)) for key in path]
+        if "layers" not in names or names[-1] not in MATRIX_INPUTS:
+            return None
+        inputs = MATRIX_INPUTS[names[-1]]
+        axes = tuple(range(1, 3 if names[-1].startswith("w_") else 4))
+        return optax.contrib.MuonDimensionNumbers(axes[:inputs], axes[inputs:])
+
+    return optax.contrib.muon(
+        rate,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        weight_decay_mask=decays,
+        mu_dtype=config.moment_dtype,
+        adam_b1=config.b1,
+        adam_b2=config.b2,
+        # A function, because optax also asks for a tree that stands for all weights.
+        muon_weight_dimension_numbers=functools.partial(
+            jax.tree_util.tree_map_with_path, dimensions
+        ),
+        consistent_rms=0.2,
+    )
+
+
+OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor, "muon": _muon}
+
+
 def make_optimizer(
     config: Optimizer, params: Any, total_steps: int = 0, unit: int = 1
 ) -> optax.GradientTransformation:
@@ -85,13 +150,8 @@ def make_optimizer(
 def _make_optimizer(
     config: Optimizer, total_steps: int, unit: int, decays: tuple[bool, ...], tree: Any
 ):
-    adamw = optax.adamw(
-        learning_rate_schedule(config, total_steps, unit),
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mask=jax.tree.unflatten(tree, decays),
-    )
+    rate = learning_rate_schedule(config, total_steps, unit)
+    make = named(config.name, OPTIMIZERS)
+    made = make(config, rate, jax.tree.unflatten(tree, decays))
     clip = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
-    return optax.chain(*clip, adamw)
+    return optax.chain(*clip, made)

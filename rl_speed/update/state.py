@@ -35,17 +35,28 @@ class TrainState:
 def state_shardings(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Returns a TrainState of NamedShardings: weights by TRAIN_RULES, optimizer moments like their
-    weights, the rest replicated.
+    """Returns a TrainState of NamedShardings: weights by TRAIN_RULES, optimizer moments of their
+    shapes like their weights, the rest replicated.
     """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
+    trained = trainable(config, abstract_params(config))
+
+    def masked(x):
+        """Stands for a weight that one of several optimizers leaves to another."""
+        return isinstance(x, optax.MaskedNode)
+
+    def place(x, of, sharding):
+        return x if masked(x) else sharding if x.shape == of.shape else whole
+
     opt_state = optax.tree_map_params(
         optimizer,
-        lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, trainable(config, abstract_params(config))),
+        place,
+        jax.eval_shape(optimizer.init, trained),
+        trained,
         trainable(config, params),
         transform_non_params=lambda _: whole,
+        is_leaf=masked,
     )
     return TrainState(
         params=params, opt_state=opt_state, step=whole, skipped=whole, skipped_in_row=whole

@@ -89,6 +89,20 @@ def test_gradients_of_trained_weights_are_those_of_a_run_that_trains_all(remat):
         np.testing.assert_allclose(change, want, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_other_optimizers_make_the_same_step_on_every_mesh(name):
+    settings = dataclasses.replace(SETTINGS, name=name)
+    found = []
+    for axes in ({}, dict(fsdp=2, tensor=2)):
+        optimizer = make_optimizer(settings, abstract_params(MODEL))
+        state, update = prepared(MODEL, make_mesh(**axes), optimizer)
+        before = by_name(jax.device_get(state.params))
+        found.append(by_name(jax.device_get(update(state)[0].params)))
+    for name, weight in found[0].items():
+        assert (weight != before[name]).any(), name
+        np.testing.assert_allclose(found[1][name], weight, atol=2e-4, err_msg=name)
+
+
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     mesh = make_mesh(fsdp=2)
     state, update = prepared(ATTENTION, mesh)

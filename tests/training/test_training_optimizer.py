@@ -172,3 +172,64 @@ def test_a_decaying_schedule_needs_its_end():
     config.optimizer = Optimizer(schedule="cosine", warmup_steps=10)
     with pytest.raises(ValueError, match="warmup_steps=10 leaves none of 10 updates"):
         config.validate()
+
+
+def of_name(name, steps=3, **fields):
+    """(weights after some updates with the same gradient, bytes of the state)."""
+    config = Optimizer(name=name, learning_rate=0.01, warmup_steps=0, **fields)
+    optimizer = make_optimizer(config, params())
+    rng = np.random.default_rng(0)
+    gradient = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params())
+
+    @jax.jit
+    def run(p, state):
+        for _ in range(steps):
+            updates, state = optimizer.update(gradient, state, p)
+            p = optax.apply_updates(p, updates)
+        return p, state
+
+    found, state = run(params(), optimizer.init(params()))
+    return by_name(found), sum(x.nbytes for x in jax.tree.leaves(state))
+
+
+def test_optimizers_by_name_decay_the_same_weights():
+    for name in ("adamw", "adafactor", "muon"):
+        plain, size = of_name(name, steps=1, weight_decay=0.0)
+        decayed, _ = of_name(name, steps=1, weight_decay=0.5)
+        moved = {n for n in plain if np.abs(np.asarray(plain[n] - decayed[n])).max() > 1e-6}
+        # Muon leaves the head to AdamW, which decays nothing there.
+        assert moved == DECAYED - ({"lm_head"} if name == "muon" else set()), name
+        half = of_name(name, moment_dtype="bfloat16")[1]
+        assert half == size if name == "adafactor" else half < 0.8 * size, name
+
+
+def test_muon_makes_each_layers_matrices_orthogonal():
+    found, _ = of_name("muon", steps=1, weight_decay=0.0)
+    for name, inputs in {"w_gate": 4, "w_down": 6, "wq": 4, "wo": 4}.items():
+        for layer in np.asarray(1 - found[name]):
+            singular = np.linalg.svd(layer.reshape(inputs, -1), compute_uv=False)
+            assert singular.min() > 0.5 * singular.max(), name
+    # The rest has AdamW, with Nesterov's momentum.
+    plain, _ = of_name("adamw", steps=1, weight_decay=0.0)
+    ratio = (1 - np.asarray(found["embed"])) / (1 - np.asarray(plain["embed"]))
+    assert (ratio > 1).all() and (ratio < 1.6).all()
+
+
+def test_a_function_of_yours_is_an_optimizer(tmp_path, monkeypatch):
+    (tmp_path / "my_optimizers.py").write_text(
+        "import optax\ndef sgd(settings, rate, decays):\n    return optax.sgd(rate)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = Optimizer(name="my_optimizers:sgd", learning_rate=0.5, max_grad_norm=0, warmup_steps=0)
+    optimizer = make_optimizer(config, {"w": jnp.ones(3)})
+    updates, _ = optimizer.update({"w": jnp.ones(3)}, optimizer.init({"w": jnp.ones(3)}))
+    np.testing.assert_allclose(updates["w"], -0.5)
+    whole = Config(optimizer=config)
+    whole.validate()
+    whole.optimizer.name = "my_optimizers:adam"
+    with pytest.raises(ValueError, match="'my_optimizers:adam' cannot be used"):
+        whole.validate()
+    whole.optimizer.name, whole.model.lora_rank = "muon", 4
+    with pytest.raises(ValueError, match="config.optimizer.name='muon' is for the matrices"):
+        whole.validate()
