@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_speed.policy.config import LayerSpec, ModelConfig, Rope
+from rl_speed.policy.config import LayerSpec, LinearScaling, ModelConfig, Rope, YarnScaling
 
 Array = jax.Array
 Params = Mapping[str, Any]
@@ -60,12 +60,32 @@ def rope_frequencies(rope: Rope, head_dim: int) -> Array:
     scaling = rope.scaling
     if scaling is None:
         return frequency
+    if isinstance(scaling, LinearScaling):
+        return frequency / scaling.factor
+    if isinstance(scaling, YarnScaling):
+        return frequency * _yarn(scaling, rope.theta, head_dim)
     # NumPy makes the scaling a constant of the program: it depends only on a frequency's turns in
     # the original context.
     turns = scaling.original_max_position * rope.theta ** (-np.arange(half) / half) / (2 * np.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(kept, 0, 1)
     return frequency * (kept + (1 - kept) / scaling.factor).astype(np.float32)
+
+
+def _yarn(scaling: YarnScaling, theta: float, head_dim: int) -> np.ndarray:
+    """Returns what YaRN multiplies each frequency by, float32 [K / 2]."""
+
+    def index(turns):
+        context = scaling.original_max_position
+        return head_dim * np.log(context / (turns * 2 * np.pi)) / (2 * np.log(theta))
+
+    low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    high += 0.001 * (low == high)
+    divided = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
+    return (divided / scaling.factor + 1 - divided).astype(np.float32)
 
 
 def rope_angles(positions: Array, config: ModelConfig) -> list[tuple[Array, Array]]:
@@ -80,6 +100,8 @@ def rope_angles(positions: Array, config: ModelConfig) -> list[tuple[Array, Arra
             frequency = rope_frequencies(rope, config.head_dim)
             angles = positions[..., None].astype(jnp.float32) * frequency
             found[rope] = jnp.cos(angles), jnp.sin(angles)
+            if isinstance(rope.scaling, YarnScaling):
+                found[rope] = tuple(rope.scaling.attention_factor * x for x in found[rope])
     return [found[rope] for rope in config.ropes]
 
 
@@ -150,8 +172,9 @@ def block(
         if config.qk_norm:
             q = rms_norm(q, layer["q_norm"], config.norm_eps)
             k = rms_norm(k, layer["k_norm"], config.norm_eps)
-        q = rotate(q, *rope, config)
-        k = rotate(k, *rope, config)
+        if spec.rotary:
+            q = rotate(q, *rope, config)
+            k = rotate(k, *rope, config)
         (out,) = multiply(layer, "out", attend(q, k, v, spec.window).reshape(*x.shape[:-1], -1))
         x = x + out
     with jax.named_scope("mlp"):

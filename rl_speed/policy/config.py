@@ -1,6 +1,7 @@
 """The shape of a policy, and its conversion from and to a Hugging Face config.json."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,14 @@ class Family:
       switches: values of ModelConfig fields that the family's config.json leaves implicit.
       head_dim: transformers' default if config.json has none; None: hidden_size /
         num_attention_heads.
+      tied: transformers' default of tie_word_embeddings.
       written: further fields to write to config.json, so that no transformers default applies.
     """
 
     architecture: str
     switches: Mapping[str, bool]
     head_dim: int | None = None
+    tied: bool = False
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -41,6 +44,14 @@ FAMILIES: Mapping[str, Family] = {
         "LlamaForCausalLM",
         {"qkv_bias": False, "qk_norm": False},
         written={"attention_bias": False, "mlp_bias": False},
+    ),
+    "mistral": Family("MistralForCausalLM", {"qkv_bias": False, "qk_norm": False}),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        {"qkv_bias": False, "qk_norm": False},
+        tied=True,
+        # transformers' default is an id of the 3B model.
+        written={"attention_bias": False, "mlp_bias": False, "pad_token_id": None},
     ),
 }
 
@@ -96,12 +107,50 @@ class RopeScaling:
             )
 
 
-# RopeScaling field -> field of config.json's rope_scaling.
-HF_SCALING: Mapping[str, str] = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position": "original_max_position_embeddings",
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Rotary scaling "linear": all frequencies are divided by `factor`.
+
+    Source: Chen et al., arXiv 2306.15595; `rope_type` "linear" in transformers.
+    """
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class YarnScaling:
+    """Rotary scaling "yarn": frequencies that make fewer than `beta_slow` turns in the original
+    context are divided by `factor`, those of more than `beta_fast` are kept, and those between are
+    interpolated by their index. Rotated queries and keys are multiplied by `attention_factor`.
+
+    Source: Peng et al., arXiv 2309.00071; `rope_type` "yarn" in transformers.
+
+    Attributes:
+      truncate: whether the ends of the band are rounded to whole indices.
+    """
+
+    factor: float
+    original_max_position: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool
+
+
+Scaling = RopeScaling | LinearScaling | YarnScaling
+_ORIGINAL = {"original_max_position": "original_max_position_embeddings"}
+# rope_type -> (class, its field -> field of config.json's rope_scaling).
+HF_SCALING: Mapping[str, tuple[type, Mapping[str, str]]] = {
+    "llama3": (
+        RopeScaling,
+        {n: n for n in ("factor", "low_freq_factor", "high_freq_factor")} | _ORIGINAL,
+    ),
+    "linear": (LinearScaling, {"factor": "factor"}),
+    "yarn": (
+        YarnScaling,
+        {n: n for n in ("factor", "beta_fast", "beta_slow", "attention_factor", "truncate")}
+        | _ORIGINAL,
+    ),
 }
 
 
@@ -110,7 +159,7 @@ class Rope:
     """Rotary positions: `theta` is the base of the frequencies; `scaling` None means none."""
 
     theta: float
-    scaling: RopeScaling | None = None
+    scaling: Scaling | None = None
 
 
 MLPS = ("swiglu",)
@@ -124,11 +173,13 @@ class LayerSpec:
     Attributes:
       window: number of tokens that a query attends to, itself included; None: all earlier tokens.
       rope: rotary positions; None takes `ModelConfig.rope_theta` and `rope_scaling`.
+      rotary: whether queries and keys are rotated at all.
       mlp: kind of MLP, one of MLPS; see `block.mlp`.
     """
 
     window: int | None = None
     rope: Rope | None = None
+    rotary: bool = True
     mlp: str = "swiglu"
 
     def __post_init__(self):
@@ -217,7 +268,7 @@ class ModelConfig:
     head_dim: int
     mlp_width: int
     rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
     norm_eps: float = 1e-6
     qkv_bias: bool = True
     qk_norm: bool = False
@@ -327,7 +378,7 @@ class ModelConfig:
                 f"config.json lacks {', '.join(missing)}; take them from the original model"
             )
         fields = {ours: hf[theirs] for ours, theirs in HF_FIELDS.items() if theirs in hf}
-        fields.setdefault("tie_embeddings", False)
+        fields.setdefault("tie_embeddings", family.tied)
         if fields.get("kv_heads") is None:
             fields["kv_heads"] = hf["num_attention_heads"]
         head_dim = hf.get("head_dim") or family.head_dim
@@ -343,6 +394,7 @@ class ModelConfig:
             head_dim=head_dim,
             rope_theta=rope_theta(hf),
             rope_scaling=rope_scaling(hf),
+            specs=layer_specs(hf),
             **chosen,
             **family.switches,
         )
@@ -352,21 +404,23 @@ class ModelConfig:
 
         Raises ValueError if no family in FAMILIES has these switches, or layers differ.
         """
-        if self.specs != (LayerSpec(),):
-            raise ValueError(f"no known Hugging Face family has layers like {self.specs}")
-        for model_type, family in FAMILIES.items():  # noqa: B007 (it is used after the loop)
+        for model_type, family in FAMILIES.items():
             if all(getattr(self, name) == value for name, value in family.switches.items()):
-                break
+                if (layers := written_layers(self, model_type)) is not None:
+                    break
         else:
             raise ValueError(
-                f"no Hugging Face family has the switches of {self}; known families: "
+                f"no Hugging Face family has the switches and layers of {self}; known families: "
                 f"{', '.join(FAMILIES)}"
             )
         # Version 4 does not read rope_parameters. Version 5 reads these fields if there are none.
-        scaling = self.rope_scaling and {
-            "rope_type": "llama3",
-            **{theirs: getattr(self.rope_scaling, ours) for ours, theirs in HF_SCALING.items()},
-        }
+        scaling = None
+        for kind, (cls, fields) in HF_SCALING.items():
+            if isinstance(self.rope_scaling, cls):
+                values = {
+                    theirs: getattr(self.rope_scaling, ours) for ours, theirs in fields.items()
+                }
+                scaling = {"rope_type": kind, **values}
         return {
             "architectures": [family.architecture],
             "model_type": model_type,
@@ -378,6 +432,7 @@ class ModelConfig:
             "torch_dtype": dtype,
             "use_cache": True,
             **family.written,
+            **layers,
             **{theirs: getattr(self, ours) for ours, theirs in HF_FIELDS.items()},
         }
 
@@ -410,18 +465,101 @@ def rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
         kind = "mrope"
     if kind == "default":
         return None
-    if kind != "llama3":
+    if kind not in HF_SCALING:
         raise ValueError(
             f"rotary scaling {kind!r} (rope_scaling.rope_type) is not supported: positions would "
             "be rotated by other angles than the checkpoint was trained with; known "
-            "are default and llama3"
+            f"are default, {', '.join(HF_SCALING)}"
         )
-    missing = [name for name in HF_SCALING.values() if found.get(name) is None]
+    cls, fields = HF_SCALING[kind]
+    if kind == "yarn":
+        found = {**_yarn_defaults(found), **{n: v for n, v in found.items() if v is not None}}
+    missing = [name for name in fields.values() if found.get(name) is None]
     if missing:
         raise ValueError(
-            f"rotary scaling 'llama3' lacks {', '.join('rope_scaling.' + name for name in missing)}"
+            f"rotary scaling {kind!r} lacks {', '.join('rope_scaling.' + name for name in missing)}"
         )
-    return RopeScaling(**{ours: found[theirs] for ours, theirs in HF_SCALING.items()})
+    return cls(**{ours: found[theirs] for ours, theirs in fields.items()})
+
+
+def _yarn_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what transformers takes for fields of "yarn" that config.json leaves out."""
+    factor = found.get("factor") or 1.0
+
+    def attention(scale):
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    scales = found.get("mscale"), found.get("mscale_all_dim")
+    ratio = attention(scales[0]) / attention(scales[1]) if all(scales) else attention(1.0)
+    return {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": ratio, "truncate": True}
+
+
+def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
+    """Returns the properties of one period of layers: windows, and layers without rotation.
+
+    Raises ValueError if config.json has a kind of attention that is not known.
+    """
+    kind, count = hf["model_type"], hf["num_hidden_layers"]
+    rotary, windowed = [True] * count, [False] * count
+    window = hf.get("sliding_window")
+    if kind == "mistral":
+        window = hf.get("sliding_window", 4096)
+        windowed = [window is not None] * count
+    elif kind == "smollm3":
+        every = hf.get("no_rope_layer_interval", 4)
+        listed = hf.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
+        rotary = [bool(x) for x in listed[:count]]
+        windowed = [not x for x in rotary]
+    elif kind != "llama":  # Llama has no windows, whatever its config.json says
+        windowed = [i >= hf.get("max_window_layers", 28) for i in range(count)]
+    if kind not in ("llama", "mistral"):
+        types = hf.get("layer_types") or []
+        if others := sorted(set(types) - {"full_attention", "sliding_attention"}):
+            raise ValueError(
+                f"layer_types has {', '.join(others)}, which is not supported: layers attend to "
+                "all earlier tokens, or to a window of them (sliding_attention)"
+            )
+        if types:
+            windowed = [name == "sliding_attention" for name in types[:count]]
+        used = bool(hf.get("use_sliding_window")) and window is not None
+        if "sliding_attention" in types and not used:
+            raise ValueError(
+                "layer_types has sliding_attention, but there is no window: set use_sliding_window "
+                "and sliding_window"
+            )
+        windowed = [used and x for x in windowed]
+    if len(rotary) < count or len(windowed) < count:
+        raise ValueError(f"no_rope_layers or layer_types has fewer than {count} entries")
+    specs = [LayerSpec(window if w else None, rotary=r) for w, r in zip(windowed, rotary)]
+    periods = (n for n in range(1, count + 1) if specs == (specs[:n] * count)[:count])
+    return tuple(specs[: next(periods)])
+
+
+def written_layers(config: ModelConfig, model_type: str) -> dict[str, Any] | None:
+    """Returns the fields of a family's config.json that say how layers differ; None if the family
+    has no such layers.
+    """
+    specs = [config.specs[i % len(config.specs)] for i in range(config.layers)]
+    windows = {spec.window for spec in specs} - {None}
+    known = all(spec == LayerSpec(spec.window, rotary=spec.rotary) for spec in specs)
+    rotary = all(spec.rotary for spec in specs)
+    if not known or len(windows) > 1 or not (rotary or model_type == "smollm3"):
+        return None
+    window = next(iter(windows), None)
+    if model_type == "llama":
+        return {} if window is None else None
+    if model_type == "mistral":
+        same = all(spec.window == window for spec in specs)
+        return {"sliding_window": window} if same else None
+    names = {True: "sliding_attention", False: "full_attention"}
+    fields = {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "layer_types": [names[spec.window is not None] for spec in specs],
+    }
+    if model_type == "smollm3":
+        fields["no_rope_layers"] = [int(spec.rotary) for spec in specs]
+    return fields if window is not None or model_type == "smollm3" else {}
 
 
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:
@@ -460,8 +598,6 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
             "partial_rotary_factor other than 1 is not supported: every head "
             "dimension is rotated here"
         )
-    if model_type != "llama":  # Llama has no windows, whatever its config.json says
-        refuse_windows(hf)
     if hf.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {hf['hidden_act']!r} is not supported; supported: silu")
     if hf.get("attention_bias") and not FAMILIES[model_type].switches["qkv_bias"]:
@@ -471,20 +607,3 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
         )
     if hf.get("mlp_bias"):
         raise ValueError("mlp_bias is not supported: the MLP projections here have no bias")
-
-
-def refuse_windows(hf: Mapping[str, Any]) -> None:
-    """Raises ValueError if a layer does not attend to all earlier tokens."""
-    others = sorted(set(hf.get("layer_types") or ()) - {"full_attention"})
-    if others:
-        raise ValueError(
-            f"layer_types has {', '.join(others)}, which is not supported: every layer here "
-            "attends to all earlier tokens"
-        )
-    window = hf.get("use_sliding_window") and hf.get("sliding_window") is not None
-    if window and hf.get("max_window_layers", 0) < hf.get("num_hidden_layers", 0):
-        raise ValueError(
-            "sliding-window attention is in use (use_sliding_window, sliding_window "
-            f"{hf['sliding_window']}, max_window_layers {hf.get('max_window_layers')}) and not "
-            "supported: every layer here attends to all earlier tokens"
-        )

@@ -10,7 +10,7 @@ from real_models import PARAMETERS
 
 from rl_speed.policy import ModelConfig, abstract_params, num_params
 from rl_speed.policy.block import rope_frequencies
-from rl_speed.policy.config import RopeScaling
+from rl_speed.policy.config import LayerSpec, RopeScaling
 
 TINY = {
     "model_type": "qwen2",
@@ -177,20 +177,27 @@ def test_settings_that_change_nothing_are_accepted(harmless):
     assert ModelConfig.from_hf({**TINY, **harmless}) == ModelConfig.from_hf(TINY)
 
 
+def test_layers_that_differ_repeat_in_the_shortest_period():
+    def specs(**changes):
+        return ModelConfig.from_hf({**TINY, "num_hidden_layers": 8, **changes}).specs
+
+    window, whole = LayerSpec(window=8), LayerSpec()
+    used = {"use_sliding_window": True, "sliding_window": 8}
+    assert specs(**used) == (whole,)  # max_window_layers is 28 where it is not given
+    assert specs(**used, max_window_layers=6) == (whole,) * 6 + (window,) * 2
+    alternating = ["sliding_attention", "full_attention"] * 4
+    assert specs(**used, layer_types=alternating) == (window, whole)
+    assert specs(model_type="mistral", sliding_window=None) == (whole,)
+    assert specs(model_type="mistral") == (LayerSpec(window=4096),)
+    without = LayerSpec(rotary=False)
+    assert specs(model_type="smollm3") == (whole, whole, whole, without)
+    config = ModelConfig.from_hf({**TINY, "num_hidden_layers": 8, "model_type": "smollm3"})
+    assert ModelConfig.from_hf(config.to_hf()) == config
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            (
-                r"sliding-window attention is in use \(use_sliding_window, sliding_window 8, "
-                r"max_window_layers 1\)"
-            ),
-        ),
-        (
-            {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8},
-            "sliding-window attention is in use",
-        ),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types has sliding_attention",
@@ -206,8 +213,8 @@ def test_settings_that_change_nothing_are_accepted(harmless):
             r"mixture-of-experts models are not supported \(model_type 'qwen2', num_experts\)",
         ),
         (
-            {"model_type": "mistral"},
-            "model_type 'mistral' is not supported; supported: qwen2, qwen3, llama",
+            {"model_type": "gemma"},
+            "model_type 'gemma' is not supported; supported: qwen2, qwen3, llama, mistral, smollm3",
         ),
         (
             {"quantization_config": {"quant_method": "awq"}},
@@ -223,10 +230,17 @@ def test_settings_that_change_nothing_are_accepted(harmless):
         ),
         ({"model_type": "llama", "mlp_bias": True}, "mlp_bias"),
         (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            r"rotary scaling 'linear' .*known are default and llama3",
+            {"rope_scaling": {"type": "linear"}},
+            r"rotary scaling 'linear' lacks rope_scaling.factor",
         ),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rotary scaling 'dynamic' .*known are default, llama3, linear, yarn",
+        ),
+        (
+            {"model_type": "smollm3", "no_rope_layers": [1]},
+            "no_rope_layers or layer_types has fewer than 2 entries",
+        ),
         (
             {"model_type": "llama", "rope_scaling": {"rope_type": "longrope"}},
             "rotary scaling 'longrope'",
@@ -252,7 +266,7 @@ def test_settings_that_change_nothing_are_accepted(harmless):
         ),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
-            "rotary scaling 'yarn'",
+            "rotary scaling 'yarn' lacks rope_scaling.original_max_position_embeddings",
         ),
         ({"rope_scaling": {"rope_type": "of_the_future"}}, "rotary scaling 'of_the_future'"),
         ({"use_mrope": True}, "rotary scaling 'mrope'"),

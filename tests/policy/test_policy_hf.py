@@ -244,10 +244,6 @@ def test_wrong_shape_and_missing_tensor_are_named(saved):
     [
         ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
         ({"model_type": "gpt2"}, "'gpt2' is not supported"),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
-            "sliding-window",
-        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\)"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

@@ -63,11 +63,34 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+NO_TOKENS = dict(pad_token_id=None, bos_token_id=None, eos_token_id=None)
 ARCHITECTURES = {
     "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(tie_word_embeddings=True, head_dim=12)),
     "qwen3_untied": ("Qwen3", dict(tie_word_embeddings=False, head_dim=16)),
     "llama": ("Llama", dict(tie_word_embeddings=False, head_dim=16, rope_parameters=LLAMA3)),
+    "mistral": (
+        "Mistral",
+        dict(tie_word_embeddings=False, sliding_window=12, rope_parameters=LINEAR),
+    ),
+    "smollm3": ("SmolLM3", dict(num_hidden_layers=3, no_rope_layers=[1, 0, 1], **NO_TOKENS)),
+    "qwen2_windows": (
+        "Qwen2",
+        dict(
+            num_hidden_layers=3,
+            use_sliding_window=True,
+            sliding_window=9,
+            max_window_layers=1,
+            rope_parameters=YARN,
+        ),
+    ),
 }
 
 
@@ -88,13 +111,23 @@ class Pair:
         ).logits
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+# Others have what these have, each in another family.
+SLOW = ("smollm3", "qwen2_windows")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in ARCHITECTURES
+    ],
+)
 def pair(request, tmp_path_factory):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     family, changes = ARCHITECTURES[request.param]
     torch.manual_seed(0)
-    settings = getattr(transformers, f"{family}Config")(**SHAPE, **changes)
+    settings = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
     theirs = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
     with torch.no_grad():
         # Biases and norms start at 0 and 1, which would hide them.

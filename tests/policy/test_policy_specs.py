@@ -276,5 +276,5 @@ def test_what_cannot_be_is_refused():
         LayerSpec(mlp="experts")
     with pytest.raises(ValueError, match="between 1 and model.layers .4. specs, got 5"):
         dataclasses.replace(FOUR, specs=(GLOBAL,) * 5)
-    with pytest.raises(ValueError, match="no known Hugging Face family has layers like"):
+    with pytest.raises(ValueError, match="no Hugging Face family has the switches and layers of"):
         FOUR.to_hf()
