@@ -41,13 +41,14 @@ def full_precision(config: ModelConfig):
     )
 
 
-def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
+def rms_norm(x: Array, scale_D: Array, config: ModelConfig) -> Array:
     """Computes x / rms(x) * scale over the last axis, in float32; returns x's dtype.
 
-    The scale broadcasts to x.
+    The scale broadcasts to x; with `config.offset_norms` the weight is scale - 1.
     """
     x32 = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + config.norm_eps)
+    scale_D = 1 + scale_D if config.offset_norms else scale_D
     return (x32 * inverse * scale_D).astype(x.dtype)
 
 
@@ -135,9 +136,9 @@ def mlp(layer: Params, x: Array, spec: LayerSpec, multiply: Multiply) -> Array:
     """Computes a layer's MLP, [..., D], from its normed input. Every kind of `LayerSpec.mlp` is
     computed here.
     """
-    assert spec.mlp == "swiglu", spec
     gate, up = multiply(layer, "up", x)
-    (out,) = multiply(layer, "down", jax.nn.silu(gate) * up)
+    gate = jax.nn.silu(gate) if spec.mlp == "swiglu" else jax.nn.gelu(gate, approximate=True)
+    (out,) = multiply(layer, "down", gate * up)
     return out
 
 
@@ -164,19 +165,26 @@ def block(
     """
     positions = rope[0].shape[1:-1]
     with jax.named_scope("attention"):
-        normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
+        normed = rms_norm(x, layer["attn_norm"], config)
         q, k, v = (
             product.reshape(-1, *positions, product.shape[-1] // config.head_dim, config.head_dim)
             for product in multiply(layer, "qkv", normed)
         )
         if config.qk_norm:
-            q = rms_norm(q, layer["q_norm"], config.norm_eps)
-            k = rms_norm(k, layer["k_norm"], config.norm_eps)
+            q = rms_norm(q, layer["q_norm"], config)
+            k = rms_norm(k, layer["k_norm"], config)
         if spec.rotary:
             q = rotate(q, *rope, config)
             k = rotate(k, *rope, config)
+        if config.query_scalar:
+            q = q * (config.head_dim / config.query_scalar) ** 0.5
         (out,) = multiply(layer, "out", attend(q, k, v, spec.window).reshape(*x.shape[:-1], -1))
+        if config.post_norms:
+            out = rms_norm(out, layer["attn_post_norm"], config)
         x = x + out
     with jax.named_scope("mlp"):
-        normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-        return x + mlp(layer, normed, spec, multiply)
+        normed = rms_norm(x, layer["mlp_norm"], config)
+        out = mlp(layer, normed, spec, multiply)
+        if config.post_norms:
+            out = rms_norm(out, layer["mlp_post_norm"], config)
+        return x + out

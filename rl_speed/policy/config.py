@@ -53,7 +53,22 @@ FAMILIES: Mapping[str, Family] = {
         # transformers' default is an id of the 3B model.
         written={"attention_bias": False, "mlp_bias": False, "pad_token_id": None},
     ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        {
+            "qkv_bias": False,
+            "qk_norm": True,
+            "post_norms": True,
+            "offset_norms": True,
+            "scaled_embed": True,
+        },
+        head_dim=256,
+        tied=True,
+        written={"attention_bias": False, "hidden_activation": "gelu_pytorch_tanh"},
+    ),
 }
+# Switches of families; those that a family does not name are off.
+SWITCHES = sorted({name for family in FAMILIES.values() for name in family.switches})
 
 # ModelConfig field -> config.json field, for fields that are copied unchanged.
 HF_FIELDS: Mapping[str, str] = {
@@ -162,7 +177,7 @@ class Rope:
     scaling: Scaling | None = None
 
 
-MLPS = ("swiglu",)
+MLPS = ("swiglu", "geglu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,8 +239,8 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer: RMSNorm before each block, rotary positions, grouped queries,
-    SwiGLU.
+    """A decoder-only transformer: RMSNorm before each block, rotary positions, grouped queries, a
+    gated MLP.
 
     Frozen and hashable, so it can be a static argument of jit.
 
@@ -243,6 +258,10 @@ class ModelConfig:
       qkv_bias: whether the query, key and value projections have a bias (Qwen2).
       qk_norm: whether queries and keys are RMS-normed over head_dim before rotation, each with one
         scale for all heads (Qwen3).
+      post_norms: whether the outputs of attention and MLP are RMS-normed, too (Gemma 3).
+      offset_norms: whether a norm's weight is its scale - 1 (Gemma 3).
+      scaled_embed: whether embeddings are multiplied by sqrt(D) (Gemma 3).
+      query_scalar: scores are divided by its square root; 0: by that of head_dim.
       tie_embeddings: whether the output head is the embedding transposed.
       max_position: context length of the checkpoint in tokens; not enforced here.
       dtype: dtype of activations and matrix products ("float32" or "bfloat16"). Parameters, norms,
@@ -272,6 +291,10 @@ class ModelConfig:
     norm_eps: float = 1e-6
     qkv_bias: bool = True
     qk_norm: bool = False
+    post_norms: bool = False
+    offset_norms: bool = False
+    scaled_embed: bool = False
+    query_scalar: float = 0.0
     tie_embeddings: bool = True
     max_position: int = 32768
     dtype: str = "float32"
@@ -367,6 +390,7 @@ class ModelConfig:
     @classmethod
     def _from_hf(cls, hf: Mapping[str, Any], **chosen: Any) -> "ModelConfig":
         refuse_unsupported(hf)
+        hf = {**hf, **_gemma_ropes(hf)}
         family = FAMILIES[hf["model_type"]]
         missing = [
             name
@@ -395,6 +419,7 @@ class ModelConfig:
             rope_theta=rope_theta(hf),
             rope_scaling=rope_scaling(hf),
             specs=layer_specs(hf),
+            query_scalar=_query_scalar(hf, head_dim),
             **chosen,
             **family.switches,
         )
@@ -405,7 +430,7 @@ class ModelConfig:
         Raises ValueError if no family in FAMILIES has these switches, or layers differ.
         """
         for model_type, family in FAMILIES.items():
-            if all(getattr(self, name) == value for name, value in family.switches.items()):
+            if all(getattr(self, name) == family.switches.get(name, False) for name in SWITCHES):
                 if (layers := written_layers(self, model_type)) is not None:
                     break
         else:
@@ -494,12 +519,35 @@ def _yarn_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": ratio, "truncate": True}
 
 
+def _gemma_ropes(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Gemma 3's rotary fields as those of layers without a window, and
+    `rope_local_base_freq` for the others; {} for other families.
+    """
+    if hf["model_type"] != "gemma3_text":
+        return {}
+    each = hf.get("rope_parameters") or {}
+    whole, local = each.get("full_attention") or {}, each.get("sliding_attention") or {}
+    if (kind := local.get("rope_type", "default")) != "default":
+        raise ValueError(f"rotary scaling {kind!r} of layers with a window is not supported")
+    scaling = {"rope_theta": hf.get("rope_theta") or 1e6, **(hf.get("rope_scaling") or {}), **whole}
+    base = local.get("rope_theta") or hf.get("rope_local_base_freq") or 1e4
+    return {"rope_parameters": scaling, "rope_scaling": None, "rope_local_base_freq": base}
+
+
+def _query_scalar(hf: Mapping[str, Any], head_dim: int) -> float:
+    if hf["model_type"] != "gemma3_text":
+        return 0.0
+    scalar = float(hf.get("query_pre_attn_scalar", 256))
+    return 0.0 if scalar == head_dim else scalar
+
+
 def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     """Returns the properties of one period of layers: windows, and layers without rotation.
 
     Raises ValueError if config.json has a kind of attention that is not known.
     """
     kind, count = hf["model_type"], hf["num_hidden_layers"]
+    gemma = kind == "gemma3_text"
     rotary, windowed = [True] * count, [False] * count
     window = hf.get("sliding_window")
     if kind == "mistral":
@@ -510,6 +558,9 @@ def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
         listed = hf.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
         rotary = [bool(x) for x in listed[:count]]
         windowed = [not x for x in rotary]
+    elif gemma:
+        window = hf.get("sliding_window", 4096)
+        windowed = [(i + 1) % hf.get("sliding_window_pattern", 6) > 0 for i in range(count)]
     elif kind != "llama":  # Llama has no windows, whatever its config.json says
         windowed = [i >= hf.get("max_window_layers", 28) for i in range(count)]
     if kind not in ("llama", "mistral"):
@@ -521,7 +572,7 @@ def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
             )
         if types:
             windowed = [name == "sliding_attention" for name in types[:count]]
-        used = bool(hf.get("use_sliding_window")) and window is not None
+        used = (gemma or bool(hf.get("use_sliding_window"))) and window is not None
         if "sliding_attention" in types and not used:
             raise ValueError(
                 "layer_types has sliding_attention, but there is no window: set use_sliding_window "
@@ -531,6 +582,9 @@ def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     if len(rotary) < count or len(windowed) < count:
         raise ValueError(f"no_rope_layers or layer_types has fewer than {count} entries")
     specs = [LayerSpec(window if w else None, rotary=r) for w, r in zip(windowed, rotary)]
+    if gemma:
+        local = Rope(float(hf["rope_local_base_freq"]))
+        specs = [LayerSpec(s.window, local if s.window else None, mlp="geglu") for s in specs]
     periods = (n for n in range(1, count + 1) if specs == (specs[:n] * count)[:count])
     return tuple(specs[: next(periods)])
 
@@ -540,7 +594,19 @@ def written_layers(config: ModelConfig, model_type: str) -> dict[str, Any] | Non
     has no such layers.
     """
     specs = [config.specs[i % len(config.specs)] for i in range(config.layers)]
+    names = {True: "sliding_attention", False: "full_attention"}
+    types = [names[spec.window is not None] for spec in specs]
     windows = {spec.window for spec in specs} - {None}
+    if model_type == "gemma3_text":
+        locals_ = {spec.rope for spec in specs if spec.window is not None}
+        if len(windows) != 1 or len(locals_) != 1 or {spec.mlp for spec in specs} != {"geglu"}:
+            return None
+        return {
+            "sliding_window": windows.pop(),
+            "layer_types": types,
+            "rope_local_base_freq": locals_.pop().theta,
+            "query_pre_attn_scalar": int(config.query_scalar or config.head_dim),
+        }
     known = all(spec == LayerSpec(spec.window, rotary=spec.rotary) for spec in specs)
     rotary = all(spec.rotary for spec in specs)
     if not known or len(windows) > 1 or not (rotary or model_type == "smollm3"):
@@ -551,11 +617,10 @@ def written_layers(config: ModelConfig, model_type: str) -> dict[str, Any] | Non
     if model_type == "mistral":
         same = all(spec.window == window for spec in specs)
         return {"sliding_window": window} if same else None
-    names = {True: "sliding_attention", False: "full_attention"}
     fields = {
         "use_sliding_window": window is not None,
         "sliding_window": window,
-        "layer_types": [names[spec.window is not None] for spec in specs],
+        "layer_types": types,
     }
     if model_type == "smollm3":
         fields["no_rope_layers"] = [int(spec.rotary) for spec in specs]
@@ -598,7 +663,15 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
             "partial_rotary_factor other than 1 is not supported: every head "
             "dimension is rotated here"
         )
-    if hf.get("hidden_act", "silu") != "silu":
+    if model_type == "gemma3_text":
+        activation = hf.get("hidden_activation") or "gelu_pytorch_tanh"
+        capped = [n for n in ("attn", "final") if hf.get(f"{n}_logit_softcapping")]
+        if activation != "gelu_pytorch_tanh" or capped or hf.get("use_bidirectional_attention"):
+            raise ValueError(
+                "of Gemma 3, hidden_activation gelu_pytorch_tanh is supported, without "
+                "attn_logit_softcapping, final_logit_softcapping and use_bidirectional_attention"
+            )
+    elif hf.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {hf['hidden_act']!r} is not supported; supported: silu")
     if hf.get("attention_bias") and not FAMILIES[model_type].switches["qkv_bias"]:
         raise ValueError(

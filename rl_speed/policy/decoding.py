@@ -151,7 +151,7 @@ def prefill(
 
         x_CxLxD = through_layers(params, x_CxLxD, ropes, attend=attend, config=config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
-        last_CxD = rms_norm(last_CxD, params.final_norm, config.norm_eps)
+        last_CxD = rms_norm(last_CxD, params.final_norm, config)
     return pool, last_CxD, output_head(params.head, last_CxD, config)
 
 
@@ -207,7 +207,7 @@ def decode(
             return out
 
         x_SxD = through_layers(params, x_SxD, ropes, attend=attend, config=config)
-        x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
+        x_SxD = rms_norm(x_SxD, params.final_norm, config)
     return output_head(params.head, x_SxD, config), updated
 
 

@@ -116,10 +116,16 @@ TENSORS: Mapping[str, Tensor] = {
     "k_norm": Tensor("model.layers.{layer}.self_attn.k_norm.weight", _VECTOR),
     "wo": Tensor("model.layers.{layer}.self_attn.o_proj.weight", _FROM_HEADS),
     "mlp_norm": Tensor("model.layers.{layer}.post_attention_layernorm.weight", _VECTOR),
+    "attn_post_norm": Tensor("model.layers.{layer}.post_attention_layernorm.weight", _VECTOR),
+    "mlp_post_norm": Tensor("model.layers.{layer}.post_feedforward_layernorm.weight", _VECTOR),
     "w_gate": Tensor("model.layers.{layer}.mlp.gate_proj.weight", _LINEAR),
     "w_up": Tensor("model.layers.{layer}.mlp.up_proj.weight", _LINEAR),
     "w_down": Tensor("model.layers.{layer}.mlp.down_proj.weight", _LINEAR),
 }
+
+
+# The norm before the MLP, where there are norms behind attention and MLP.
+_PRE_MLP_NORM = Tensor("model.layers.{layer}.pre_feedforward_layernorm.weight", _VECTOR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,25 +137,24 @@ class Entry:
       keys: the weight's path in the parameter tree.
       shape: the weight's shape in our layout, without the layers axis.
       layer: index of the layer; None for a weight outside the layers.
+      tensor: its layout.
     """
 
     name: str
     keys: tuple[str, ...]
     shape: tuple[int, ...]
     layer: int | None
-
-    @property
-    def tensor(self) -> Tensor:
-        return TENSORS[self.keys[-1]]
+    tensor: Tensor
 
 
-def entries(keys: tuple[str, ...], weight: Weight) -> list[Entry]:
+def entries(keys: tuple[str, ...], weight: Weight, config: ModelConfig) -> list[Entry]:
     """Returns the stored tensors of one weight, in layer order."""
-    tensor = TENSORS[keys[-1]]
+    behind = config.post_norms and keys[-1] == "mlp_norm"
+    tensor = _PRE_MLP_NORM if behind else TENSORS[keys[-1]]
     if weight.logical_axes[0] != "layers":
-        return [Entry(tensor.name, keys, weight.shape, None)]
+        return [Entry(tensor.name, keys, weight.shape, None, tensor)]
     return [
-        Entry(tensor.name.format(layer=i), keys, weight.shape[1:], i)
+        Entry(tensor.name.format(layer=i), keys, weight.shape[1:], i, tensor)
         for i in range(weight.shape[0])
     ]
 
@@ -159,7 +164,9 @@ def all_entries(config: ModelConfig) -> list[Entry]:
     config = dataclasses.replace(config, lora=None)
     found = jax.tree_util.tree_leaves_with_path(weights(config))
     return [
-        entry for path, weight in found for entry in entries(tuple(key.key for key in path), weight)
+        entry
+        for path, weight in found
+        for entry in entries(tuple(key.key for key in path), weight, config)
     ]
 
 
@@ -287,7 +294,11 @@ def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndar
 
 
 def read_weight(
-    shards: Shards, keys: tuple[str, ...], weight: Weight, sharding: jax.sharding.Sharding | None
+    shards: Shards,
+    keys: tuple[str, ...],
+    weight: Weight,
+    config: ModelConfig,
+    sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
     """Reads one weight onto its devices, float32. A slice that several devices hold is read once.
 
@@ -295,7 +306,7 @@ def read_weight(
       keys: the weight's path in the parameter tree.
       sharding: None places the weight on the default device.
     """
-    parts = entries(keys, weight)
+    parts = entries(keys, weight, config)
     if sharding is None:
         return jnp.array(read_part(shards, parts, tuple((0, size) for size in weight.shape)))
     devices: dict[Bounds, list[jax.Device]] = {}
@@ -445,7 +456,8 @@ def load_hf(
     frozen = jnp.dtype("float32" if lora is None else dtype)
 
     def place(path, weight, sharding):
-        value = read_weight(shards, tuple(key.key for key in path), weight, sharding)
+        keys = tuple(key.key for key in path)
+        value = read_weight(shards, keys, weight, config, sharding)
         return value if "norm" in weight.logical_axes else value.astype(frozen)
 
     params = jax.tree_util.tree_map_with_path(place, tree, shardings)

@@ -69,13 +69,14 @@ def weights(config: ModelConfig) -> dict[str, Any]:
     v = config.vocab_size
     into = d**-0.5
     out = (2 * n) ** -0.5
+    one = 0.0 if config.offset_norms else None  # a norm's scale of 1
     layers = {
-        "attn_norm": Weight((n, d), ("layers", "norm"), None),
+        "attn_norm": Weight((n, d), ("layers", "norm"), one),
         "wq": Weight((n, d, h, k), ("layers", "embed", "heads", "head_dim"), into),
         "wk": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
         "wv": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
         "wo": Weight((n, h, k, d), ("layers", "heads", "head_dim", "embed"), out * (h * k) ** -0.5),
-        "mlp_norm": Weight((n, d), ("layers", "norm"), None),
+        "mlp_norm": Weight((n, d), ("layers", "norm"), one),
         "w_gate": Weight((n, d, f), ("layers", "embed", "mlp"), into),
         "w_up": Weight((n, d, f), ("layers", "embed", "mlp"), into),
         "w_down": Weight((n, f, d), ("layers", "mlp", "embed"), out * f**-0.5),
@@ -87,13 +88,16 @@ def weights(config: ModelConfig) -> dict[str, Any]:
             "bv": Weight((n, g, k), ("layers", "kv_heads", "head_dim"), 0.0),
         }
     if config.qk_norm:
-        layers |= {name: Weight((n, k), ("layers", "norm"), None) for name in ("q_norm", "k_norm")}
+        layers |= {name: Weight((n, k), ("layers", "norm"), one) for name in ("q_norm", "k_norm")}
+    if config.post_norms:
+        posts = ("attn_post_norm", "mlp_post_norm")
+        layers |= {name: Weight((n, d), ("layers", "norm"), one) for name in posts}
     if config.lora is not None:
         layers |= adapters(layers, config.lora)
     tree = {
         "embed": Weight((v, d), ("vocab", "embed"), into),
         "layers": layers,
-        "final_norm": Weight((d,), ("norm",), None),
+        "final_norm": Weight((d,), ("norm",), one),
     }
     if not config.tie_embeddings:
         tree["lm_head"] = Weight((d, v), ("embed", "vocab"), into)
@@ -460,14 +464,15 @@ def hidden_states(
         with jax.named_scope("layers"):
             x_NxD = through_layers(steps, x_NxD, params["layers"], config)
         with jax.named_scope("final_norm"):
-            x_NxD = rms_norm(x_NxD, params["final_norm"], config.norm_eps)
+            x_NxD = rms_norm(x_NxD, params["final_norm"], config)
         return x_NxD.reshape(*tokens_BxT.shape, -1)
 
 
 def embed(table: Array, tokens: Array, config: ModelConfig, weights: Weights = Weights()) -> Array:
     """Looks up the residual stream before the first layer, [..., D] in the compute dtype."""
     with jax.named_scope("embed"):
-        return weights.embed(table, tokens, jnp.dtype(config.dtype))
+        x = weights.embed(table, tokens, jnp.dtype(config.dtype))
+        return x * jnp.asarray(config.width**0.5, x.dtype) if config.scaled_embed else x
 
 
 def output_head(

@@ -214,7 +214,7 @@ def test_layers_that_differ_repeat_in_the_shortest_period():
         ),
         (
             {"model_type": "gemma"},
-            "model_type 'gemma' is not supported; supported: qwen2, qwen3, llama, mistral, smollm3",
+            "model_type 'gemma' is not supported; supported: qwen2, qwen3, llama, mistral, smol",
         ),
         (
             {"quantization_config": {"quant_method": "awq"}},
@@ -236,6 +236,10 @@ def test_layers_that_differ_repeat_in_the_shortest_period():
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
             "rotary scaling 'dynamic' .*known are default, llama3, linear, yarn",
+        ),
+        (
+            {"model_type": "gemma3_text", "final_logit_softcapping": 30.0},
+            "of Gemma 3, hidden_activation gelu_pytorch_tanh is supported, without",
         ),
         (
             {"model_type": "smollm3", "no_rope_layers": [1]},

@@ -70,6 +70,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LOCAL = {"rope_type": "default", "rope_theta": 100.0}
 NO_TOKENS = dict(pad_token_id=None, bos_token_id=None, eos_token_id=None)
 ARCHITECTURES = {
     "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
@@ -81,6 +82,18 @@ ARCHITECTURES = {
         dict(tie_word_embeddings=False, sliding_window=12, rope_parameters=LINEAR),
     ),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=3, no_rope_layers=[1, 0, 1], **NO_TOKENS)),
+    "gemma3": (
+        "Gemma3",
+        dict(
+            num_hidden_layers=3,
+            head_dim=12,
+            query_pre_attn_scalar=20,
+            sliding_window=10,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters={"full_attention": LINEAR, "sliding_attention": LOCAL},
+            **NO_TOKENS,
+        ),
+    ),
     "qwen2_windows": (
         "Qwen2",
         dict(
@@ -127,7 +140,7 @@ def pair(request, tmp_path_factory):
     transformers = pytest.importorskip("transformers")
     family, changes = ARCHITECTURES[request.param]
     torch.manual_seed(0)
-    settings = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
+    settings = config_class(transformers, family)(**{**SHAPE, **changes})
     theirs = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
     with torch.no_grad():
         # Biases and norms start at 0 and 1, which would hide them.
@@ -136,6 +149,10 @@ def pair(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(directory)
     return Pair(theirs, directory, *load_hf(directory))
+
+
+def config_class(transformers, family):
+    return getattr(transformers, "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config")
 
 
 @functools.partial(jax.jit, static_argnums=0)
