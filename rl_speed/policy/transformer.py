@@ -168,12 +168,12 @@ def merge_trained(part: Any, tree: Any) -> Any:
 
 
 def abstract_params(config: ModelConfig) -> dict[str, Any]:
-    """Returns the parameter tree as jax.ShapeDtypeStruct, in the dtypes of `held`."""
+    """Returns the parameter tree as jax.ShapeDtypeStruct, in the dtypes of `cast_frozen`."""
     shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), weights(config))
-    return jax.eval_shape(functools.partial(held, config=config), shapes)
+    return jax.eval_shape(functools.partial(cast_frozen, config=config), shapes)
 
 
-def held(params: Params, config: ModelConfig) -> Params:
+def cast_frozen(params: Params, config: ModelConfig) -> Params:
     """Casts the weights that adapters keep from being trained, but for norms, to the compute dtype.
     Others stay float32.
     """
@@ -202,17 +202,17 @@ def with_adapters(params: Params, config: ModelConfig, key: Array, shardings: An
 
     places = None if shardings is None else {n: shardings["layers"][n] for n in config.lora.names}
     drawn = jax.jit(draw, static_argnums=0, out_shardings=places)(config.lora.names)
-    return held({**params, "layers": {**params["layers"], **drawn}}, config)
+    return cast_frozen({**params, "layers": {**params["layers"], **drawn}}, config)
 
 
 def init(config: ModelConfig, key: Array) -> dict[str, Any]:
-    """Draws random parameters, in the dtypes of `held`.
+    """Draws random parameters, in the dtypes of `cast_frozen`.
 
     Jit it with `out_shardings=param_shardings(...)` to create them on their devices.
     """
     declared, treedef = jax.tree.flatten(weights(config))
     values = map(_draw, declared, jax.random.split(key, len(declared)))
-    return held(jax.tree.unflatten(treedef, values), config)
+    return cast_frozen(jax.tree.unflatten(treedef, values), config)
 
 
 def _draw(weight: Weight, key: Array) -> Array:
