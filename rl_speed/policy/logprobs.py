@@ -14,11 +14,22 @@ from rl_speed.policy.transformer import (
     Vocabulary,
     Weights,
     hidden_states,
+    num_params,
     output_head,
 )
 
 # Logits held at a time by default: 2^27 float32 numbers, 512 MiB over the whole batch.
 DEFAULT_LOGITS = 2**27
+# Chunks at least, where only some tokens' logits are computed, and tokens of a chunk at least.
+CHUNKS = 8
+SMALLEST_CHUNK = 64
+
+
+def has_large_head(config: ModelConfig) -> bool:
+    """Returns whether the output head has more than a twentieth of the weights, so that it pays to
+    compute it for the needed tokens alone.
+    """
+    return 20 * config.vocab_size * config.width > num_params(config)
 
 
 class _Statistics(NamedTuple):
@@ -67,12 +78,13 @@ def logits_logprobs(
     return logprobs, found.entropy
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def _in_chunks(
     table: Array,
     hidden_CxNxD: Array,
     targets_CxN: Array,
     temperature: Array,
+    used: Array | None,
     config: ModelConfig,
     with_entropy: bool,
     vocabulary: Vocabulary,
@@ -82,16 +94,40 @@ def _in_chunks(
 
     Each chunk's logits are freed. The backward pass recomputes them and reuses the saved softmax
     statistics.
+
+    Args:
+      used: i32[], the number of chunks to compute, the first ones; results of the others are 0.
+        None: all.
     """
     return _forward(
         table,
         hidden_CxNxD,
         targets_CxN,
-        temperature=temperature,
+        temperature,
+        used,
         config=config,
         with_entropy=with_entropy,
         vocabulary=vocabulary,
     )[0]
+
+
+def _scan(step, state, inputs, used):
+    """As `jax.lax.scan`, of the first `used` inputs (None: all); other outputs are 0."""
+    if used is None:
+        return jax.lax.scan(step, state, inputs)
+
+    def at(i):
+        return jax.tree.map(lambda x: x[i], inputs)
+
+    def body(i, pair):
+        state, out = pair
+        state, new = step(state, at(i))
+        return state, jax.tree.map(lambda o, x: o.at[i].set(x), out, new)
+
+    _, one = jax.eval_shape(step, state, jax.eval_shape(at, 0))
+    count = len(jax.tree.leaves(inputs)[0])
+    out = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), one)
+    return jax.lax.fori_loop(0, used, body, (state, out))
 
 
 def _logits(
@@ -101,19 +137,19 @@ def _logits(
     return output_head({name: table}, hidden, config, vocabulary) / temperature
 
 
-def _forward(table, hidden, targets, temperature, config, with_entropy, vocabulary):
-    def chunk(xs):
+def _forward(table, hidden, targets, temperature, used, config, with_entropy, vocabulary):
+    def chunk(_, xs):
         hidden, targets = map(vocabulary.tokens, xs)
         logits = _logits(table, hidden, temperature, config, vocabulary)
         logprobs, kept = _statistics(logits, targets, with_entropy, vocabulary)
-        return jax.tree.map(vocabulary.mine, (logprobs, kept.entropy)), kept
+        return None, (jax.tree.map(vocabulary.mine, (logprobs, kept.entropy)), kept)
 
-    found, kept = jax.lax.map(chunk, (hidden, targets))
-    return found, (table, hidden, targets, temperature, kept)
+    _, (found, kept) = _scan(chunk, None, (hidden, targets), used)
+    return found, (table, hidden, targets, temperature, used, kept)
 
 
 def _backward(config, with_entropy, vocabulary, saved, gradients):
-    table, hidden, targets, temperature, kept = saved
+    table, hidden, targets, temperature, used, kept = saved
     dtype = jnp.dtype(config.dtype)
     product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
@@ -143,8 +179,8 @@ def _backward(config, with_entropy, vocabulary, saved, gradients):
 
     with jax.named_scope("token_logprobs"), full_precision(config):
         zeros = jnp.zeros(table.shape, jnp.float32), jnp.zeros_like(temperature)
-        sums, of_hidden = jax.lax.scan(chunk, zeros, (hidden, targets, kept, gradients))
-    return sums[0].astype(table.dtype), of_hidden, None, sums[1]
+        sums, of_hidden = _scan(chunk, zeros, (hidden, targets, kept, gradients), used)
+    return sums[0].astype(table.dtype), of_hidden, None, sums[1], None
 
 
 _in_chunks.defvjp(_forward, _backward)
@@ -159,6 +195,7 @@ def token_logprobs(
     chunk: int | None = None,
     with_entropy: bool = False,
     weights: Weights = Weights(),
+    needed: Array | None = None,
 ) -> tuple[Array, Array | None]:
     """Computes the log-softmax of logits / temperature at the targets, chunk by chunk.
 
@@ -176,6 +213,8 @@ def token_logprobs(
       with_entropy: whether to compute the entropy at this temperature, in one more pass over the
         logits.
       weights: reads the parameters, whole or split over a mesh.
+      needed: bool [1, T], the tokens to compute; others have the value 0. None: all. Costs are then
+        those of the needed tokens, up to a chunk.
 
     Returns:
       (logprobs f32 [B, T], entropy f32 [B, T] in nats, or None).
@@ -193,6 +232,8 @@ def token_logprobs(
     rows, length, width = hidden_BxTxD.shape
     chunk = max(1, DEFAULT_LOGITS // config.vocab_size) if chunk is None else chunk
     step = min(length, max(1, chunk // max(rows, 1)))
+    if needed is not None:
+        step = min(step, max(SMALLEST_CHUNK, -(-length // CHUNKS)))
 
     pieces = -(-length // step)
     # Pieces have equal size, so the last has little padding; a TPU tile has eight rows.
@@ -212,19 +253,33 @@ def token_logprobs(
     def join(x):
         return jnp.moveaxis(x.reshape(pieces, rows, step), 0, 1).reshape(rows, -1)[:, :length]
 
+    order = used = None
+    if needed is not None:
+        order = jnp.argsort(~needed[0], stable=True)
+        hidden_BxTxD, targets_BxT = hidden_BxTxD[:, order], jnp.asarray(targets_BxT)[:, order]
+
     name = "embed" if config.tie_embeddings else "lm_head"
     with jax.named_scope("token_logprobs"):
         table, vocabulary = weights.head(name, params[name])
+        if needed is not None:
+            used = -(-jnp.sum(needed, dtype=jnp.int32) // step)
+            # Shards of the vocabulary compute the tokens of all shards together.
+            used = jax.lax.pmax(used, vocabulary.axis) if vocabulary.axis else used
         found = _in_chunks(
             table,
             split(hidden_BxTxD),
             split(targets_BxT),
             jnp.asarray(temperature, jnp.float32),
+            used,
             config,
             with_entropy,
             vocabulary,
         )
-        return jax.tree.map(join, found)
+        found = jax.tree.map(join, found)
+        if needed is None:
+            return found
+        place = jnp.argsort(order)
+        return jax.tree.map(lambda x: jnp.where(needed, x[:, place], 0.0), found)
 
 
 def sequence_logprobs(

@@ -91,10 +91,16 @@ class Pieces:
 
             def loss(params, number):
                 piece = ragged.piece(number)
-                stream, _ = stream_logprobs(
-                    params, piece, shape, self.model, head_chunk=self.head_chunk, weights=weights
-                )
                 mine = learned[piece.row] & piece.used[:, None]
+                stream, _ = stream_logprobs(
+                    params,
+                    piece,
+                    shape,
+                    self.model,
+                    head_chunk=self.head_chunk,
+                    weights=weights,
+                    learned=mine,
+                )
                 nats = -jnp.sum(jnp.where(mine, ragged.rows(stream, piece), 0.0))
                 return nats, nats
 

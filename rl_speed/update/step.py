@@ -20,6 +20,7 @@ from rl_speed.config import Objective
 from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
 from rl_speed.named import named
 from rl_speed.policy import ModelConfig, token_logprobs
+from rl_speed.policy.logprobs import has_large_head
 from rl_speed.policy.packed import stream_attention
 from rl_speed.policy.split import SplitWeights
 from rl_speed.policy.transformer import (
@@ -99,12 +100,17 @@ def stream_logprobs(
     head_chunk: int | None = None,
     with_entropy: bool = False,
     weights: Weights = Weights(),
+    learned: Array | None = None,
 ) -> tuple[Array, Array | None]:
     """Computes at each token of a piece the log-prob of the next token, and the entropy or None,
     f32[M] each.
 
     Values at the last token of a row are undefined. Temperature and head_chunk are those of
     `UpdateConfig`.
+
+    Args:
+      learned: bool[K, W - 1], the log-probs of the piece's rows that are used. Where the head is a
+        large part of the model, others are 0 and are not computed. None: all are used.
     """
     tokens = piece.tokens[None]
 
@@ -122,6 +128,10 @@ def stream_logprobs(
             prefix=piece.prefix,
         )
 
+    needed = None
+    if learned is not None and has_large_head(model):
+        learned = learned & piece.used[:, None]
+        needed = jnp.zeros(tokens.shape, bool).at[0, piece.at].max(learned)
     hidden = hidden_states(
         params, tokens, model, positions=piece.position[None], attend=attend, weights=weights
     )
@@ -134,6 +144,7 @@ def stream_logprobs(
         chunk=head_chunk,
         with_entropy=with_entropy,
         weights=weights,
+        needed=needed,
     )
     return jax.tree.map(lambda x: x[0], found)
 
@@ -278,6 +289,7 @@ def gradients(
                     head_chunk=config.head_chunk,
                     with_entropy=True,
                     weights=weights,
+                    learned=table["mask"][piece.row],
                 )
                 logprobs, entropy = (ragged.rows(x, piece) for x in stream)
             with jax.named_scope("loss"):

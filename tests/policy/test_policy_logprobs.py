@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.policy import ModelConfig, hidden_states, init, token_logprobs
+from rl_speed.policy import ModelConfig, hidden_states, init, logprobs, token_logprobs
 from rl_speed.policy import forward as forward_pass
 from rl_speed.policy.logprobs import logits_logprobs
 
@@ -71,6 +71,37 @@ def test_values_and_gradients_equal_the_definition_for_every_chunk(tied, tempera
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-4), grad, want_grad
         )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_needed_tokens_are_computed(tied, monkeypatch):
+    """Values and gradients are those of all tokens where the others have no weight; the work is
+    that of the needed ones.
+    """
+    config, params = model(tied)
+    monkeypatch.setattr(logprobs, "SMALLEST_CHUNK", 4)
+    tokens, targets = TOKENS.reshape(1, -1), TARGETS.reshape(1, -1)
+    hidden = hidden_states(params, tokens, config)
+
+    def total(params, hidden, needed, weights):
+        found = token_logprobs(
+            params, hidden, targets, config, temperature=0.7, with_entropy=True, needed=needed
+        )
+        return sum(jnp.sum(x * w) for x, w in zip(found, weights)), found
+
+    run = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
+    rng = np.random.default_rng(2)
+    for share in (0.0, 0.3, 1.0):
+        needed = rng.random((1, tokens.size)) < share
+        weights = WEIGHTS.reshape(2, 1, -1) * needed
+        (_, want), want_grad = run(params, hidden, None, weights)
+        (_, got), grad = run(params, hidden, needed, weights)
+        for mine, theirs in zip(got, want):
+            np.testing.assert_allclose(mine, np.where(needed, theirs, 0), atol=1e-5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-4), grad, want_grad
+        )
+    assert "while" in run.lower(params, hidden, needed, weights).as_text()
 
 
 @pytest.mark.parametrize("offset", [0.0, 40.0, -200.0])
