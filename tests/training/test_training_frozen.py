@@ -12,8 +12,8 @@ from test_training_step import CONFIG, MODEL, batch_of, make_groups
 
 from rl_speed.config import Optimizer
 from rl_speed.mesh import make_mesh
-from rl_speed.policy import abstract_params, init
-from rl_speed.policy.transformer import trainable
+from rl_speed.policy import Lora, abstract_params, init
+from rl_speed.policy.transformer import trainable, with_adapters
 from rl_speed.runtime.checkpoint import Checkpointer
 from rl_speed.runtime.out_of_memory import abstract_state
 from rl_speed.sft.data import SFTBatch
@@ -26,6 +26,7 @@ from rl_speed.update.step import make_advantages, make_update
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 ATTENTION = dataclasses.replace(MODEL, trainable=("wq", "wv"))
+ADAPTED = dataclasses.replace(MODEL, lora=Lora(3, 6.0, ("wq", "wo", "w_gate", "w_down")))
 TABLE = dataclasses.replace(MODEL, trainable=("embed",), remat=True)
 SETTINGS = Optimizer(learning_rate=0.1, warmup_steps=0)
 
@@ -35,14 +36,19 @@ def by_name(tree):
     return {path[-1].key: x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def params_of():
-    return jax.device_get(jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0)))
+def params_of(model=MODEL):
+    params = jax.device_get(jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0)))
+    if model.lora is None:
+        return params
+    # B starts at zero, where A has no gradient.
+    params = jax.device_get(with_adapters(params, model, jax.random.key(1)))
+    return jax.tree.map(lambda x: x if x.any() else x + np.float32(0.02), params)
 
 
 def prepared(model, mesh, optimizer=None):
     """(state, function state -> (state, metrics)) of an update on one batch."""
     optimizer = optimizer or make_optimizer(SETTINGS, abstract_params(model))
-    state = init_state(params_of(), optimizer, state_shardings(model, optimizer, mesh))
+    state = init_state(params_of(model), optimizer, state_shardings(model, optimizer, mesh))
     update = make_update(model, optimizer, mesh, CONFIG)
     batch = batch_of(make_groups())
     advantages = make_advantages(mesh, CONFIG)(batch, None)
@@ -101,6 +107,21 @@ def test_other_optimizers_make_the_same_step_on_every_mesh(name):
     for name, weight in found[0].items():
         assert (weight != before[name]).any(), name
         np.testing.assert_allclose(found[1][name], weight, atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_adapters_make_the_same_step_on_every_mesh(remat):
+    model = dataclasses.replace(ADAPTED, remat=remat)
+    found = []
+    for axes in ({}, dict(fsdp=2, tensor=2)):
+        state, update = prepared(model, make_mesh(**axes), optax.sgd(1.0))
+        before = by_name(jax.device_get(state.params))
+        after = by_name(jax.device_get(update(state)[0].params))
+        changed = {name for name in before if (before[name] != after[name]).any()}
+        assert changed == set(model.lora.names)
+        found.append(after)
+    for name, weight in found[0].items():
+        np.testing.assert_allclose(found[1][name], weight, atol=1e-6, err_msg=name)
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path):
