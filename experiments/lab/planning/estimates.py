@@ -127,7 +127,8 @@ def units(
         return 2 * tokens * (weights + length * per_pair) / (chip.flops * mesh.tensor)
 
     copy = draw[f"weights for decoding ({model.dtype})"]
-    whole = draw["weights (sharded, float32)"]
+    # With adapters, weights are held in the compute dtype.
+    whole = next(size for name, size in draw.items() if name.startswith("weights (sharded"))
     shards = mesh.data * mesh.fsdp
     slots = max(1, config.sampler.slots // shards)
     contexts = config.sampler.prefill_chunk or config.driver.screen_prompts // shards or 1
