@@ -62,7 +62,7 @@ def get_config(variant: str = "") -> Config | SFTConfig:
     config.driver.groups = 8
     config.driver.screen_prompts = 32
     config.driver.buffer_groups = 64
-    config.optimizer.learning_rate = 3e-5
+    config.optimizer.learning_rate = 1e-5
     config.optimizer.warmup_steps = 5
     config.training.steps = 300
     # 4 responses to each of 128 questions: a standard error below 0.03.

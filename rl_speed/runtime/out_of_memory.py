@@ -75,15 +75,18 @@ def abstract_state(
 WAITING = "optimizer"
 
 
-def update_parts(state: TrainState) -> dict[str, int]:
-    """Bytes per device of the update, by part. Gradients are counted as if all weights were
-    trained.
-    """
-    weights = device_bytes(state.params)
+def sharded_weights(params: Any) -> dict[str, int]:
+    """Bytes per device of the weights; with adapters most are in the compute dtype."""
+    kept = jnp.dtype(params["embed"].dtype).name
+    return {f"weights (sharded, {kept})": device_bytes(params)}
+
+
+def update_parts(state: TrainState, model: ModelConfig) -> dict[str, int]:
+    """Bytes per device of the update, by part."""
     return {
-        "weights (sharded, float32)": weights,
+        **sharded_weights(state.params),
         WAITING: device_bytes(state.opt_state),
-        "gradients": weights,
+        "gradients": device_bytes(trainable(model, state.params)),
     }
 
 

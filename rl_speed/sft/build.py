@@ -41,7 +41,7 @@ from rl_speed.rewards import MathVerifier
 from rl_speed.rewards.scorer import TextScorer
 from rl_speed.rollout.evaluate import evaluate
 from rl_speed.rollout.generate import Generator
-from rl_speed.runtime.out_of_memory import abstract_state, device_bytes, explain, update_parts
+from rl_speed.runtime.out_of_memory import abstract_state, explain, sharded_weights, update_parts
 from rl_speed.sampling import SamplerConfig
 from rl_speed.sft.config import SFTConfig
 from rl_speed.sft.data import Example, Layout, Schedule, hold_out, keep_short, make_layout
@@ -117,7 +117,7 @@ def explain_out_of_memory(
     parts = [
         (
             "the update",
-            update_parts(state),
+            update_parts(state, model),
             (
                 f"config.training.micro_tokens ({tokens}{now}), {length}, "
                 f"config.model.head_chunk ({m.head_chunk}), or set config.model.remat (now "
@@ -127,7 +127,7 @@ def explain_out_of_memory(
         )
     ]
     if samples := config.evaluation.samples:
-        weights = {"weights (sharded, float32)": device_bytes(state.params)}
+        weights = sharded_weights(state.params)
         parts.append(
             (
                 "sampling answers",

@@ -23,6 +23,7 @@ from rl_speed.runtime.out_of_memory import (
     abstract_state,
     device_bytes,
     explain,
+    sharded_weights,
     size_text,
     update_parts,
 )
@@ -278,7 +279,7 @@ def fused_parts(
     """
     contexts = min(fused.sampler.context_pool or table.capacity, table.capacity)
     return sampling_parts(policy, fused.sampler, contexts, mesh, prompt_length) | update_parts(
-        state
+        state, policy.model
     )
 
 
@@ -298,13 +299,12 @@ def sampling_parts(
         )
 
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
-    kept = jnp.dtype(policy.params["embed"].dtype).name
     copy = device_bytes(decode.layers)
     # Otherwise embedding and head are used in place.
     if model.dtype != "float32" or mesh.shape["fsdp"] > 1:
         copy += device_bytes((decode.embed, () if model.tie_embeddings else decode.head))
     return {
-        f"weights (sharded, {kept})": device_bytes(policy.params),
+        **sharded_weights(policy.params),
         f"weights for decoding ({model.dtype})": copy // mesh.shape["tensor"],
         "KV of prompts": kv(contexts, prompt_length),
         "KV of responses": kv(s.slots, s.max_new),
@@ -460,7 +460,7 @@ def plan_split(
                 scores if uses_old_logprobs(config) else None,
                 scores if reference and config.objective.kl_in == "loss" else None,
             ),
-            update_parts(state),
+            update_parts(state, policy.model),
             UPDATE_FIELDS,
         ),
     ]
@@ -474,7 +474,7 @@ def plan_split(
             (
                 "scoring of old or reference log-probs",
                 lambda: score.lower(policy.params, batch.tokens, batch.mask, batch.group_ids),
-                {"weights (sharded, float32)": device_bytes(policy.params)},
+                sharded_weights(policy.params),
                 ("config.training.micro_tokens", "config.model.head_chunk"),
             )
         )
@@ -576,7 +576,7 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
         generator, _, _ = build.build_generators(config, drawing, generation)
         parts = [
             ("generation", generation_parts(drawing, generator, generation, length), sampling),
-            ("update", update_parts(state) | reference_parts(config, policy), update),
+            ("update", update_parts(state, policy.model) | reference_parts(config, policy), update),
         ]
     return explain(
         error, parts, "--dry_run compiles every program and reports its total, without allocating"
