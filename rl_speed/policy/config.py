@@ -107,8 +107,7 @@ class RopeScaling:
     original_max_position: int
 
     def __post_init__(self):
-        if self.factor < 1:
-            raise ValueError(f"rope_scaling.factor must be at least 1, got {self.factor}")
+        _check_factor(self)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 "rope_scaling.low_freq_factor must be above 0 and below "
@@ -131,6 +130,14 @@ class LinearScaling:
 
     factor: float
 
+    def __post_init__(self):
+        _check_factor(self)
+
+
+def _check_factor(scaling: Any) -> None:
+    if not scaling.factor >= 1:
+        raise ValueError(f"rope_scaling.factor must be at least 1, got {scaling.factor}")
+
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
@@ -150,6 +157,14 @@ class YarnScaling:
     beta_slow: float
     attention_factor: float
     truncate: bool
+
+    def __post_init__(self):
+        _check_factor(self)
+        if not 0 < self.beta_slow < self.beta_fast or self.original_max_position < 1:
+            raise ValueError(
+                "rope_scaling.beta_slow must be above 0 and below rope_scaling.beta_fast, and "
+                f"original_max_position_embeddings at least 1: {self}"
+            )
 
 
 Scaling = RopeScaling | LinearScaling | YarnScaling

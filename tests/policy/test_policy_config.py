@@ -234,6 +234,21 @@ def test_layers_that_differ_repeat_in_the_shortest_period():
             r"rotary scaling 'linear' lacks rope_scaling.factor",
         ),
         (
+            {"rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+            "rope_scaling.factor must be at least 1, got 0.5",
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 2.0,
+                    "beta_fast": 1.0,
+                    "original_max_position_embeddings": 32,
+                }
+            },
+            "rope_scaling.beta_slow must be above 0 and below rope_scaling.beta_fast",
+        ),
+        (
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
             "rotary scaling 'dynamic' .*known are default, llama3, linear, yarn",
         ),
