@@ -13,7 +13,7 @@ Launch:  launch/smollm2.sh
              (NAME: rloo, speed_rloo, dapo, speed_dapo, ada_seq_balance or rpo_grpo)
          python -m rl_speed.data.arithmetic models/smollm2_mawps mawps.jsonl
              (and then the two commands with sft,mawps and NAME,mawps)
-Expect:  on arithmetic a held-out accuracy of 0.22 at the start; then that of the page.
+Expect:  on arithmetic a held-out accuracy of 0.22 at the start, and of 0.27 after 75 steps.
 """
 
 from rl_speed.config import Config, methods, presets

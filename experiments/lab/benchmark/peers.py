@@ -196,7 +196,8 @@ def pretrained(work: Workload, path: str) -> Workload:
     """`work` with the policy in `path`, and the sizes of configs/smollm2_135m.py."""
     model = ModelConfig.from_hf(json.loads((Path(path) / "config.json").read_text()))
     sizes = dict(prompts=8, samples=8, max_new=8, slots=48, tails=(24,), devices=1)
-    return dataclasses.replace(work, path=path, model=model, **sizes)
+    work = dataclasses.replace(work, path=path, model=model, **sizes)
+    return dataclasses.replace(work, prompt_length=len(real_inputs(work)["prompts"][0]))
 
 
 def real_inputs(work: Workload) -> dict[str, Any]:
