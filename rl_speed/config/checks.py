@@ -426,11 +426,11 @@ def _check_rule(c: "Config") -> None:
 def check_optimizer(c: Any, steps: int) -> None:
     """Checks the optimizer settings of any configuration for a run of `steps` optimizer steps."""
     o = c.optimizer
-    if is_function(o.name):
-        load_function(o.name)
-    if o.name == "muon" and c.model.lora_rank:
+    if is_function(o.kind):
+        load_function(o.kind)
+    if o.kind == "muon" and c.model.lora_rank:
         raise ValueError(
-            "config.optimizer.name='muon' is for the matrices of the layers, which adapters "
+            "config.optimizer.kind='muon' is for the matrices of the layers, which adapters "
             "(config.model.lora_rank) leave as they are: use adamw or adafactor"
         )
     name, warmup, of = "warmup_steps", o.warmup_steps, f"{steps} updates"

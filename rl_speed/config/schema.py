@@ -370,7 +370,7 @@ class Optimizer:
     # "adamw"; "adafactor": second moments of rows and columns only, no first moment; "muon" on the
     # matrices of the layers and AdamW on the rest; or a function of yours, "module:function", that
     # makes an optax transformation (update/optimizer.py).
-    name: str = one_of("adamw", "adafactor", "muon", function=True)
+    kind: str = one_of("adamw", "adafactor", "muon", function=True)
     moment_dtype: str = one_of("float32", "bfloat16")  # AdamW, Muon: dtype of the first moment
 
 

@@ -151,7 +151,7 @@ def _make_optimizer(
     config: Optimizer, total_steps: int, unit: int, decays: tuple[bool, ...], tree: Any
 ):
     rate = learning_rate_schedule(config, total_steps, unit)
-    make = named(config.name, OPTIMIZERS)
+    make = named(config.kind, OPTIMIZERS)
     made = make(config, rate, jax.tree.unflatten(tree, decays))
     clip = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
     return optax.chain(*clip, made)

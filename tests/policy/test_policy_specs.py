@@ -272,7 +272,7 @@ def test_splash_has_windows(window):
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="window must be at least 1 token, got 0"):
         LayerSpec(window=0)
-    with pytest.raises(ValueError, match="mlp must be one of swiglu, got 'experts'"):
+    with pytest.raises(ValueError, match="mlp must be one of swiglu, geglu, got 'experts'"):
         LayerSpec(mlp="experts")
     with pytest.raises(ValueError, match="between 1 and model.layers .4. specs, got 5"):
         dataclasses.replace(FOUR, specs=(GLOBAL,) * 5)

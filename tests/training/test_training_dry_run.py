@@ -327,8 +327,8 @@ def test_what_config_json_alone_cannot_tell_is_named(tmp_path):
     path.write_text(json.dumps({**TINY_QWEN3, "eos_token_id": None}))
     with pytest.raises(ValueError, match="tiny.json names no end token: add eos_token_id"):
         dry_run(config)
-    path.write_text(json.dumps({**TINY_QWEN3, "use_sliding_window": True, "sliding_window": 4}))
-    with pytest.raises(ValueError, match="tiny.json: sliding-window attention is in use"):
+    path.write_text(json.dumps({**TINY_QWEN3, "layer_types": ["linear_attention"]}))
+    with pytest.raises(ValueError, match="tiny.json: layer_types has linear_attention"):
         dry_run(config)
     path.write_text(json.dumps(TINY_QWEN3))
     with pytest.raises(

@@ -97,7 +97,7 @@ def test_gradients_of_trained_weights_are_those_of_a_run_that_trains_all(remat):
 
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_other_optimizers_make_the_same_step_on_every_mesh(name):
-    settings = dataclasses.replace(SETTINGS, name=name)
+    settings = dataclasses.replace(SETTINGS, kind=name)
     found = []
     for axes in ({}, dict(fsdp=2, tensor=2)):
         optimizer = make_optimizer(settings, abstract_params(MODEL))

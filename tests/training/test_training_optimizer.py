@@ -176,7 +176,7 @@ def test_a_decaying_schedule_needs_its_end():
 
 def of_name(name, steps=3, **fields):
     """(weights after some updates with the same gradient, bytes of the state)."""
-    config = Optimizer(name=name, learning_rate=0.01, warmup_steps=0, **fields)
+    config = Optimizer(kind=name, learning_rate=0.01, warmup_steps=0, **fields)
     optimizer = make_optimizer(config, params())
     rng = np.random.default_rng(0)
     gradient = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params())
@@ -221,15 +221,15 @@ def test_a_function_of_yours_is_an_optimizer(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = Optimizer(name="my_optimizers:sgd", learning_rate=0.5, max_grad_norm=0, warmup_steps=0)
+    config = Optimizer(kind="my_optimizers:sgd", learning_rate=0.5, max_grad_norm=0, warmup_steps=0)
     optimizer = make_optimizer(config, {"w": jnp.ones(3)})
     updates, _ = optimizer.update({"w": jnp.ones(3)}, optimizer.init({"w": jnp.ones(3)}))
     np.testing.assert_allclose(updates["w"], -0.5)
     whole = Config(optimizer=config)
     whole.validate()
-    whole.optimizer.name = "my_optimizers:adam"
+    whole.optimizer.kind = "my_optimizers:adam"
     with pytest.raises(ValueError, match="'my_optimizers:adam' cannot be used"):
         whole.validate()
-    whole.optimizer.name, whole.model.lora_rank = "muon", 4
-    with pytest.raises(ValueError, match="config.optimizer.name='muon' is for the matrices"):
+    whole.optimizer.kind, whole.model.lora_rank = "muon", 4
+    with pytest.raises(ValueError, match="config.optimizer.kind='muon' is for the matrices"):
         whole.validate()

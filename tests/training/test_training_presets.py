@@ -30,7 +30,8 @@ def all_presets():
     """(file, variant): every file of RL training, and every word of those that come in variants."""
     for path in sorted(set(CONFIGS.glob("*.py")) - {CONFIGS / "evaluation.py", CONFIGS / "sft.py"}):
         for variant in presets.variants(getattr(load(path.stem), "VARIANTS", ())):
-            yield path.stem, variant
+            if isinstance(make(path.stem, variant), Config):  # others are supervised
+                yield path.stem, variant
 
 
 def make(name, variant=""):
@@ -49,6 +50,7 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
         # which a random one is not.
         c.model.path = str(folder / "model")
         c.data.prompt = "chat"
+        c.data.instruction = ""
         c.data.train = str(folder / "train.jsonl")
         c.data.eval = str(folder / "eval.jsonl")
         # math-verify: tests/training/test_training_real_models.py
