@@ -1,5 +1,5 @@
 """SmolLM2-135M-Instruct, a pretrained language model, on two CPU cores: a cold start of minutes,
-then RL at some eight seconds a step. experiments/results/smollm2/ has what came out.
+then RL at some ten seconds a step. experiments/results/smollm2/ has what came out.
 
 arithmetic  "What is 47 + 6?", made by rule (rl_speed/data/arithmetic.py); the default
 mawps       word problems of MAWPS, from a file of yours, answered with an equation

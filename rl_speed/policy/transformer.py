@@ -131,8 +131,8 @@ def merge_adapters(layer: Params, lora: Lora | None) -> Params:
         return layer
     merged = {name: w for name, w in layer.items() if name not in lora.names}
     for name in lora.targets:
-        change = jnp.tensordot(layer[f"{name}_a"], layer[f"{name}_b"], 1, precision="highest")
-        merged[name] = layer[name].astype(jnp.float32) + lora.scale * change
+        down, up, weight = (layer[n].astype(jnp.float32) for n in (f"{name}_a", f"{name}_b", name))
+        merged[name] = weight + lora.scale * jnp.tensordot(down, up, 1, precision="highest")
     return merged
 
 
@@ -191,7 +191,7 @@ def with_adapters(params: Params, config: ModelConfig, key: Array, shardings: An
     """Adds the adapters of `config.lora`, newly drawn, to the weights of a policy without them.
 
     Args:
-      params: the weights without adapters; casts free them one by one.
+      params: the weights without adapters, in the dtypes of `cast_frozen`.
       shardings: as from `param_shardings(config, mesh)`; None: the default device.
     """
     declared = weights(config)["layers"]
@@ -202,7 +202,7 @@ def with_adapters(params: Params, config: ModelConfig, key: Array, shardings: An
 
     places = None if shardings is None else {n: shardings["layers"][n] for n in config.lora.names}
     drawn = jax.jit(draw, static_argnums=0, out_shardings=places)(config.lora.names)
-    return cast_frozen({**params, "layers": {**params["layers"], **drawn}}, config)
+    return {**params, "layers": {**params["layers"], **drawn}}
 
 
 def init(config: ModelConfig, key: Array) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from rl_speed.data.select import duplicate_key
 from rl_speed.policy.tokenizer import TextGuard
 
 Array = jax.Array
-# Least gain from computing a batch's common prefix once: below it, copying costs as much.
+# Bounds of `Layout.sharing`: below the first, copying a prefix costs as much as computing it; the
+# second limits the memory of the copies, as in RL.
 LEAST_SHARING = 1.1
+MOST_SHARING = 4.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,7 +179,7 @@ class Layout:
     Attributes:
       rows: rows of a batch, a multiple of the row shards. length: tokens of the longest example.
       sharing: tokens of the examples / tokens to compute if a batch's common prefix, such as a
-        system turn, is computed once.
+        system turn, is computed once; at most MOST_SHARING.
     """
 
     rows: int
@@ -221,7 +223,5 @@ def make_layout(size: int, examples: Sequence[Example], shards: int) -> Layout:
         shared = int(parts[0]) if len(parts) else shared
     mean = sum(map(len, examples)) / len(examples)
     sharing = rows * mean / (shared + rows * (mean - shared))
-    # A short prefix is not worth the copies that attention makes of it.
-    return Layout(
-        rows * shards, max(map(len, examples)), sharing if sharing > LEAST_SHARING else 1.0
-    )
+    sharing = min(sharing, MOST_SHARING) if sharing > LEAST_SHARING else 1.0
+    return Layout(rows * shards, max(map(len, examples)), sharing)

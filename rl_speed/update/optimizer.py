@@ -103,12 +103,12 @@ def _muon(config: Optimizer, rate: optax.Schedule, decays: Any) -> optax.Gradien
     both.
     """
 
-    def dimensions(path, _):
+    def dimensions(path, weight):
         names = [str(getattr(key, "key", key)) for key in path]
         if "layers" not in names or names[-1] not in MATRIX_INPUTS:
             return None
         inputs = MATRIX_INPUTS[names[-1]]
-        axes = tuple(range(1, 3 if names[-1].startswith("w_") else 4))
+        axes = tuple(range(1, weight.ndim))
         return optax.contrib.MuonDimensionNumbers(axes[:inputs], axes[inputs:])
 
     return optax.contrib.muon(

@@ -21,7 +21,7 @@ from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sft import train as sft
 from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
-from rl_speed.sft.data import Example, Layout, make_layout
+from rl_speed.sft.data import MOST_SHARING, Example, Layout, make_layout
 from rl_speed.sft.train import Parts, Pieces, SFTTrainer
 from rl_speed.update.ragged import Ragged, Rows
 from rl_speed.update.step import row_lengths, stream_logprobs
@@ -200,6 +200,7 @@ def test_a_common_prefix_is_computed_once(params, devices):
     items.append(whole)
     layout = make_layout(12, items, devices)
     assert layout.sharing > 1.3 and make_layout(12, examples(8), devices).sharing == 1
+    assert make_layout(64, [whole] * 64, devices).sharing == MOST_SHARING
     batch = jax.device_put(layout.batch(items), batch_sharding(mesh))
     weights = jax.device_put(params, param_shardings(MODEL, mesh))
     found = {}
