@@ -90,11 +90,9 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
     assert (
         config.driver.screen_prompts <= contexts <= 2 * config.driver.screen_prompts + 16 * devices
     )
-    known = update_parts(
-        abstract_state(
-            policy.model, policy.params, build.build_optimizer(config, policy.params), mesh
-        )
-    )
+    optimizer = build.build_optimizer(config, policy.params)
+    state = abstract_state(policy.model, policy.params, optimizer, mesh)
+    known = update_parts(state, policy.model)
     assert sum(known.values()) == pytest.approx(16 * count / devices, rel=0.01)
     assert ("reference policy" in reference_parts(config, policy)) == (paper in ("band", "rpo"))
     work = describe_work(config)
