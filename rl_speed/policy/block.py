@@ -133,7 +133,7 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
 
 
 def mlp(layer: Params, x: Array, spec: LayerSpec, multiply: Multiply) -> Array:
-    """Computes a layer's MLP, [..., D], from its normed input. Every kind of `LayerSpec.mlp` is
+    """Computes a layer's MLP, [..., D], from its input. Every kind of `LayerSpec.mlp` is
     computed here.
     """
     gate, up = multiply(layer, "up", x)
@@ -151,7 +151,8 @@ def block(
     config: ModelConfig,
     multiply: Multiply,
 ) -> Array:
-    """Applies one layer to the residual stream: attention, then the MLP, each on a normed input.
+    """Applies one layer to the residual stream: attention, then the MLP, each with a norm on its
+    input, on its output, or on both.
 
     Args:
       layer: the layer's norms as declared by `transformer.weights`, and its matrices as `multiply`
@@ -165,10 +166,14 @@ def block(
     """
     positions = rope[0].shape[1:-1]
     with jax.named_scope("attention"):
-        normed = rms_norm(x, layer["attn_norm"], config)
+        normed = x if config.no_input_norms else rms_norm(x, layer["attn_norm"], config)
+        q, k, v = multiply(layer, "qkv", normed)
+        if config.joint_qk_norm:
+            q = rms_norm(q, layer["q_norm"], config)
+            k = rms_norm(k, layer["k_norm"], config)
         q, k, v = (
             product.reshape(-1, *positions, product.shape[-1] // config.head_dim, config.head_dim)
-            for product in multiply(layer, "qkv", normed)
+            for product in (q, k, v)
         )
         if config.qk_norm:
             q = rms_norm(q, layer["q_norm"], config)
@@ -183,7 +188,7 @@ def block(
             out = rms_norm(out, layer["attn_post_norm"], config)
         x = x + out
     with jax.named_scope("mlp"):
-        normed = rms_norm(x, layer["mlp_norm"], config)
+        normed = x if config.no_input_norms else rms_norm(x, layer["mlp_norm"], config)
         out = mlp(layer, normed, spec, multiply)
         if config.post_norms:
             out = rms_norm(out, layer["mlp_post_norm"], config)

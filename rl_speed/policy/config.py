@@ -66,7 +66,15 @@ FAMILIES: Mapping[str, Family] = {
         tied=True,
         written={"attention_bias": False, "hidden_activation": "gelu_pytorch_tanh"},
     ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        {"qkv_bias": False, "joint_qk_norm": True, "post_norms": True, "no_input_norms": True},
+        # transformers' default is an id of the 7B model.
+        written={"attention_bias": False, "pad_token_id": None},
+    ),
 }
+# Families without windows, whatever config.json says.
+NO_WINDOWS = ("llama", "olmo2")
 # Switches of families; those that a family does not name are off.
 SWITCHES = sorted({name for family in FAMILIES.values() for name in family.switches})
 
@@ -254,8 +262,8 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer: RMSNorm before each block, rotary positions, grouped queries, a
-    gated MLP.
+    """A decoder-only transformer: RMSNorm before or after each block, rotary positions, grouped
+    queries, a gated MLP.
 
     Frozen and hashable, so it can be a static argument of jit.
 
@@ -273,7 +281,10 @@ class ModelConfig:
       qkv_bias: whether the query, key and value projections have a bias (Qwen2).
       qk_norm: whether queries and keys are RMS-normed over head_dim before rotation, each with one
         scale for all heads (Qwen3).
-      post_norms: whether the outputs of attention and MLP are RMS-normed, too (Gemma 3).
+      joint_qk_norm: whether queries and keys are RMS-normed over all heads together before rotation
+        (OLMo 2).
+      post_norms: whether the outputs of attention and MLP are RMS-normed (Gemma 3, OLMo 2).
+      no_input_norms: whether attention and MLP read the residual stream without a norm (OLMo 2).
       offset_norms: whether a norm's weight is its scale - 1 (Gemma 3).
       scaled_embed: whether embeddings are multiplied by sqrt(D) (Gemma 3).
       query_scalar: scores are divided by its square root; 0: by that of head_dim.
@@ -306,7 +317,9 @@ class ModelConfig:
     norm_eps: float = 1e-6
     qkv_bias: bool = True
     qk_norm: bool = False
+    joint_qk_norm: bool = False
     post_norms: bool = False
+    no_input_norms: bool = False
     offset_norms: bool = False
     scaled_embed: bool = False
     query_scalar: float = 0.0
@@ -576,9 +589,9 @@ def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     elif gemma:
         window = hf.get("sliding_window", 4096)
         windowed = [(i + 1) % hf.get("sliding_window_pattern", 6) > 0 for i in range(count)]
-    elif kind != "llama":  # Llama has no windows, whatever its config.json says
+    elif kind not in NO_WINDOWS:
         windowed = [i >= hf.get("max_window_layers", 28) for i in range(count)]
-    if kind not in ("llama", "mistral"):
+    if kind not in (*NO_WINDOWS, "mistral"):
         types = hf.get("layer_types") or []
         if others := sorted(set(types) - {"full_attention", "sliding_attention"}):
             raise ValueError(
@@ -627,7 +640,7 @@ def written_layers(config: ModelConfig, model_type: str) -> dict[str, Any] | Non
     if not known or len(windows) > 1 or not (rotary or model_type == "smollm3"):
         return None
     window = next(iter(windows), None)
-    if model_type == "llama":
+    if model_type in NO_WINDOWS:
         return {} if window is None else None
     if model_type == "mistral":
         same = all(spec.window == window for spec in specs)

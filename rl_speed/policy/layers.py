@@ -79,7 +79,7 @@ def _scan(
 ) -> tuple[Array, Array | None]:
     """Returns (x after all layers, the layers' inputs [layers, ...] if `keep`, else None)."""
     size = len(steps)
-    count = len(layers["attn_norm"])
+    count = len(layers["wo"])
     whole = count // size * size  # layers of whole periods
 
     def period(x, layers, length=size):

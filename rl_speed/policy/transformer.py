@@ -71,12 +71,10 @@ def weights(config: ModelConfig) -> dict[str, Any]:
     out = (2 * n) ** -0.5
     one = 0.0 if config.offset_norms else None  # a norm's scale of 1
     layers = {
-        "attn_norm": Weight((n, d), ("layers", "norm"), one),
         "wq": Weight((n, d, h, k), ("layers", "embed", "heads", "head_dim"), into),
         "wk": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
         "wv": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
         "wo": Weight((n, h, k, d), ("layers", "heads", "head_dim", "embed"), out * (h * k) ** -0.5),
-        "mlp_norm": Weight((n, d), ("layers", "norm"), one),
         "w_gate": Weight((n, d, f), ("layers", "embed", "mlp"), into),
         "w_up": Weight((n, d, f), ("layers", "embed", "mlp"), into),
         "w_down": Weight((n, f, d), ("layers", "mlp", "embed"), out * f**-0.5),
@@ -87,11 +85,14 @@ def weights(config: ModelConfig) -> dict[str, Any]:
             "bk": Weight((n, g, k), ("layers", "kv_heads", "head_dim"), 0.0),
             "bv": Weight((n, g, k), ("layers", "kv_heads", "head_dim"), 0.0),
         }
+    norms = {} if config.no_input_norms else {"attn_norm": d, "mlp_norm": d}
     if config.qk_norm:
-        layers |= {name: Weight((n, k), ("layers", "norm"), one) for name in ("q_norm", "k_norm")}
+        norms |= {"q_norm": k, "k_norm": k}
+    if config.joint_qk_norm:
+        norms |= {"q_norm": h * k, "k_norm": g * k}
     if config.post_norms:
-        posts = ("attn_post_norm", "mlp_post_norm")
-        layers |= {name: Weight((n, d), ("layers", "norm"), one) for name in posts}
+        norms |= {"attn_post_norm": d, "mlp_post_norm": d}
+    layers |= {name: Weight((n, size), ("layers", "norm"), one) for name, size in norms.items()}
     if config.lora is not None:
         layers |= adapters(layers, config.lora)
     tree = {

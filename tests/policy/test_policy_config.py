@@ -54,6 +54,9 @@ FAMILY = {
         BASE, qkv_bias=False, tie_embeddings=False, head_dim=8, rope_scaling=SCALING
     ),
     "llama_plain": dataclasses.replace(BASE, qkv_bias=False),
+    "olmo2": dataclasses.replace(
+        BASE, qkv_bias=False, joint_qk_norm=True, post_norms=True, no_input_norms=True
+    ),
 }
 
 

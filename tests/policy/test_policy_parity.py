@@ -42,6 +42,9 @@ MODEL = ModelConfig(
     max_position=64,
 )
 QWEN3 = dataclasses.replace(MODEL, qkv_bias=False, qk_norm=True, head_dim=12)
+OLMO2 = dataclasses.replace(
+    MODEL, qkv_bias=False, joint_qk_norm=True, post_norms=True, no_input_norms=True
+)
 KEY = jax.random.key(0)
 
 # Rows go far beyond the original context, 32 tokens. Of Llama's eight frequencies one lies in the
@@ -93,6 +96,10 @@ ARCHITECTURES = {
             rope_parameters={"full_attention": LINEAR, "sliding_attention": LOCAL},
             **NO_TOKENS,
         ),
+    ),
+    "olmo2": (
+        "Olmo2",
+        dict(tie_word_embeddings=False, rope_parameters=LLAMA3, rms_norm_eps=1e-3, **NO_TOKENS),
     ),
     "qwen2_windows": (
         "Qwen2",
@@ -337,16 +344,17 @@ def forced_logprobs(params, prompts, samples, temperature=0.9, config=MODEL):
     return out
 
 
-def test_normed_queries_and_keys_decode_as_they_are_trained_where_they_are_split():
-    """Qwen3 over the mesh axis `tensor`, its projections apart, reading held tokens in blocks."""
-    params = lively(QWEN3)
+@pytest.mark.parametrize("config", [QWEN3, OLMO2], ids=["qwen3", "olmo2"])
+def test_what_is_split_over_tensor_decodes_as_it_is_trained(config):
+    """Projections apart, normed queries and keys, reading held tokens in blocks."""
+    params = lively(config)
     mesh = make_mesh(tensor=2)
     attention = DecodeAttention("ragged", block=4, rows=2, samples=2)
-    placed = jax.device_put(params, param_shardings(QWEN3, mesh))
-    prompts, samples = draw(placed, 16, config=QWEN3, mesh=mesh, fuse=False, attention=attention)
+    placed = jax.device_put(params, param_shardings(config, mesh))
+    prompts, samples = draw(placed, 16, config=config, mesh=mesh, fuse=False, attention=attention)
     assert samples.lengths.min() >= 1 and samples.lengths.max() == 10
     np.testing.assert_allclose(
-        samples.logprobs, forced_logprobs(params, prompts, samples, config=QWEN3), atol=1e-5
+        samples.logprobs, forced_logprobs(params, prompts, samples, config=config), atol=1e-5
     )
 
 

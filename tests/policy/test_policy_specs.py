@@ -1,9 +1,10 @@
-"""Layers that differ: windows on some of them, two rotary bases. Training, prefill and decoding
-against a loop over the layers with dense attention.
+"""Layers that differ: windows on some of them, two rotary bases; and OLMo 2's norms. Training,
+prefill and decoding against a loop over the layers with dense attention.
 """
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,10 @@ FIVE = dataclasses.replace(FOUR, layers=5)
 THREE_KINDS = dataclasses.replace(
     FIVE, specs=(LOCAL, LayerSpec(window=5), LayerSpec()), qk_norm=True, qkv_bias=False
 )
-MODELS = {"four": FOUR, "five": FIVE, "three kinds": THREE_KINDS}
+OLMO2 = dataclasses.replace(
+    FIVE, qkv_bias=False, joint_qk_norm=True, post_norms=True, no_input_norms=True
+)
+MODELS = {"four": FOUR, "five": FIVE, "three kinds": THREE_KINDS, "olmo2": OLMO2}
 TOKENS = np.random.default_rng(0).integers(0, 30, (3, 11))
 
 
@@ -72,13 +76,17 @@ def plain_logits(params, tokens_T, config):
         layer = {name: w[i] for name, w in params["layers"].items()}
         spec = config.specs[i % len(config.specs)]
         theta = config.rope_theta if spec.rope is None else spec.rope.theta
-        h = plain_norm(x, layer["attn_norm"], config.norm_eps)
+        eps = config.norm_eps
+        h = x if config.no_input_norms else plain_norm(x, layer["attn_norm"], eps)
         q, k, v = (jnp.einsum("td,dhk->thk", h, layer[f"w{name}"]) for name in "qkv")
         if config.qkv_bias:
             q, k, v = (x + layer[f"b{name}"] for x, name in ((q, "q"), (k, "k"), (v, "v")))
         if config.qk_norm:
-            q = plain_norm(q, layer["q_norm"], config.norm_eps)
-            k = plain_norm(k, layer["k_norm"], config.norm_eps)
+            q = plain_norm(q, layer["q_norm"], eps)
+            k = plain_norm(k, layer["k_norm"], eps)
+        if config.joint_qk_norm:
+            q = plain_norm(q.reshape(len(x), -1), layer["q_norm"], eps).reshape(q.shape)
+            k = plain_norm(k.reshape(len(x), -1), layer["k_norm"], eps).reshape(k.shape)
         per_head = config.heads // config.kv_heads
         k = jnp.repeat(plain_rotate(k, theta), per_head, axis=1)
         v = jnp.repeat(v, per_head, axis=1)
@@ -87,9 +95,11 @@ def plain_logits(params, tokens_T, config):
         if spec.window is not None:
             seen &= place > place[:, None] - spec.window
         chances = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
-        x = x + jnp.einsum("hts,shk,hkd->td", chances, v, layer["wo"])
-        h = plain_norm(x, layer["mlp_norm"], config.norm_eps)
-        x = x + (jax.nn.silu(h @ layer["w_gate"]) * (h @ layer["w_up"])) @ layer["w_down"]
+        out = jnp.einsum("hts,shk,hkd->td", chances, v, layer["wo"])
+        x = x + (plain_norm(out, layer["attn_post_norm"], eps) if config.post_norms else out)
+        h = x if config.no_input_norms else plain_norm(x, layer["mlp_norm"], eps)
+        out = (jax.nn.silu(h @ layer["w_gate"]) * (h @ layer["w_up"])) @ layer["w_down"]
+        x = x + (plain_norm(out, layer["mlp_post_norm"], eps) if config.post_norms else out)
     return plain_norm(x, params["final_norm"], config.norm_eps) @ params["embed"].T
 
 
@@ -123,6 +133,7 @@ def test_whole_and_packed_rows(name):
         ("four", False),
         ("five", True),
         ("three kinds", True),
+        ("olmo2", True),
         *(
             pytest.param(name, remat, marks=pytest.mark.slow)
             for name, remat in (("four", True), ("five", False), ("three kinds", False))
@@ -159,21 +170,21 @@ def test_gradients_and_gradients_that_are_added_to_totals(name, remat):
 
 
 @pytest.mark.parametrize(
-    "window, axes",
+    "name, window, axes",
     [
-        (3, dict(fsdp=2, tensor=2)),
-        (90, {}),
-        pytest.param(3, {}, marks=pytest.mark.slow),
-        pytest.param(90, dict(fsdp=2, tensor=2), marks=pytest.mark.slow),
+        ("five", 3, dict(fsdp=2, tensor=2)),
+        ("five", 90, {}),
+        ("olmo2", 90, dict(fsdp=2, tensor=2)),
+        pytest.param("five", 3, {}, marks=pytest.mark.slow),
+        pytest.param("five", 90, dict(fsdp=2, tensor=2), marks=pytest.mark.slow),
     ],
 )
-def test_training_by_pieces(window, axes):
+def test_training_by_pieces(name, window, axes):
     """Rows of up to 150 tokens one behind the other: several windows of the stream, and a layer's
     that is smaller than their blocks, or larger than one.
     """
-    config = dataclasses.replace(
-        FIVE, specs=(dataclasses.replace(LOCAL, window=window), GLOBAL), remat=True
-    )
+    specs = dataclasses.replace(LOCAL, window=window), GLOBAL
+    config = dataclasses.replace(MODELS[name], specs=specs, remat=True)
     params = parameters(config)
     rng = np.random.default_rng(1)
     lengths = np.array([150, 20, 70, 130])
@@ -203,8 +214,9 @@ ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", ["five", "three kinds"])
+@pytest.mark.parametrize(
+    "name, attention", [*itertools.product(["five", "three kinds"], ATTENTION), ("olmo2", "auto")]
+)
 def test_prefill_and_decoding(name, attention):
     """Contexts that are cut anywhere, then tokens that leave the windows behind."""
     config = MODELS[name]
