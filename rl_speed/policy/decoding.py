@@ -17,13 +17,14 @@ from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
 from rl_speed.policy.block import MATRICES, Attention, block, full_precision, rms_norm, rope_angles
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
-from rl_speed.policy.transformer import embed, merge_adapters, output_head, weights
+from rl_speed.policy.transformer import MATRIX_INPUTS, embed, merge_adapters, output_head, weights
 from rl_speed.sampling.types import Array, Decoder
 
 
 class DecodeParams(NamedTuple):
-    """Weights in decode layout. `layers` has a dict per layer with norms and, for `multiply`, a
-    list of matrices for each group of MATRICES; `head` has the tree that `output_head` reads.
+    """Weights in decode layout. `layers` has a dict per layer with, for `multiply`, a list of
+    matrices for each group of MATRICES, and all other weights under their names; `head` has the
+    tree that `output_head` reads.
     """
 
     embed: Array  # [V, D]
@@ -57,13 +58,22 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
     def join(parts):
         return jnp.concatenate(parts, axis=0 if cpu else 1)
 
+    grouped = {*MATRIX_INPUTS, "bq", "bk", "bv"}
+
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
         w = merge_adapters(w, config.lora)
-        out = {name: value for name, value in w.items() if name.endswith("norm")}
+        out = {
+            name: value if name.endswith("norm") else value.astype(dtype)
+            for name, value in w.items()
+            if name not in grouped
+        }
         out["out"] = [fixed(w["wo"].reshape(-1, config.width).astype(dtype))]
-        out["down"] = [fixed(w["w_down"].astype(dtype))]
+        if "w_down" in w:
+            out["down"] = [fixed(w["w_down"].astype(dtype))]
         for group in ("qkv", "up"):
+            if MATRICES[group][0] not in w:
+                continue
             parts = [turn(flat(w[name]).astype(dtype)) for name in MATRICES[group]]
             out[group] = [join(parts)] if fuse else parts
         if config.qkv_bias:

@@ -48,9 +48,10 @@ class Tensor:
     """Name and axis order of a weight in Hugging Face's layout.
 
     Attributes:
-      name: the stored name, with {layer} in place of the layer's index.
+      name: the stored name, with {layer} and {expert} in place of the indices on our first axes,
+        where a stored tensor holds one layer or one expert.
       axes: for each axis of the stored tensor, the axes of our array that are flattened into it,
-        slowest first. Our layers axis is not counted.
+        slowest first. Axes in `name` are not counted.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Tensor:
         return [axis for group in self.axes for axis in group]
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the stored shape of our array of `shape`, without the layers axis."""
+        """Returns the stored shape of our array of `shape`, without axes in `name`."""
         return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
 
     def store(self, x: np.ndarray) -> np.ndarray:
@@ -130,32 +131,32 @@ _PRE_MLP_NORM = Tensor("model.layers.{layer}.pre_feedforward_layernorm.weight", 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One stored tensor, which holds one of our weights or one layer of it.
+    """One stored tensor, which holds one of our weights or a part of it.
 
     Attributes:
       name: the stored name.
       keys: the weight's path in the parameter tree.
-      shape: the weight's shape in our layout, without the layers axis.
-      layer: index of the layer; None for a weight outside the layers.
+      shape: shape of `weight[index]` in our layout.
+      index: the part's index in the weight, such as (layer,); () for a whole weight.
       tensor: its layout.
     """
 
     name: str
     keys: tuple[str, ...]
     shape: tuple[int, ...]
-    layer: int | None
+    index: tuple[int, ...]
     tensor: Tensor
 
 
 def entries(keys: tuple[str, ...], weight: Weight, config: ModelConfig) -> list[Entry]:
-    """Returns the stored tensors of one weight, in layer order."""
+    """Returns the stored tensors of one weight, in the order of their indices."""
     behind = config.post_norms and keys[-1] == "mlp_norm"
     tensor = _PRE_MLP_NORM if behind else TENSORS[keys[-1]]
-    if weight.logical_axes[0] != "layers":
-        return [Entry(tensor.name, keys, weight.shape, None, tensor)]
+    indices = [name for name in ("layer", "expert") if f"{{{name}}}" in tensor.name]
+    count = len(indices)
     return [
-        Entry(tensor.name.format(layer=i), keys, weight.shape[1:], i, tensor)
-        for i in range(weight.shape[0])
+        Entry(tensor.name.format(**dict(zip(indices, at))), keys, weight.shape[count:], at, tensor)
+        for at in np.ndindex(weight.shape[:count])
     ]
 
 
@@ -280,16 +281,15 @@ def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndar
     """Reads a part of one of our weights, float32.
 
     Args:
-      parts: the weight's entries, in layer order.
-      bounds: for each axis of the weight, including the layers axis if it has one.
+      parts: the weight's entries.
+      bounds: for each axis of the weight.
     """
-    if parts[0].layer is None:
-        (entry,) = parts
-        return np.array(entry.tensor.read(shards, entry.name, entry.shape, bounds), np.float32)
-    (first, last), inner = bounds[0], bounds[1:]
     out = np.empty([end - begin for begin, end in bounds], np.float32)
-    for entry in parts[first:last]:
-        out[entry.layer - first] = entry.tensor.read(shards, entry.name, entry.shape, inner)
+    for entry in parts:
+        outer, inner = bounds[: len(entry.index)], bounds[len(entry.index) :]
+        if all(begin <= i < end for i, (begin, end) in zip(entry.index, outer)):
+            at = tuple(i - begin for i, (begin, _) in zip(entry.index, outer))
+            out[at] = entry.tensor.read(shards, entry.name, entry.shape, inner)
     return out
 
 
@@ -490,8 +490,10 @@ _merged = jax.jit(merge_adapters, static_argnums=1)
 
 
 @jax.jit
-def _layer(value: jax.Array, index: int) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(value, index, keepdims=False)
+def _part(value: jax.Array, index: tuple[int, ...]) -> jax.Array:
+    for i in index:
+        value = jax.lax.dynamic_index_in_dim(value, i, keepdims=False)
+    return value
 
 
 def save_adapters(
@@ -548,13 +550,13 @@ def stored_tensor(
     value = params
     for key in entry.keys:
         value = value[key]
-    # One layer at a time: a fetched array keeps its host copy for as long as it lives.
-    if entry.layer is not None:
+    # One part at a time: a fetched array keeps its host copy for as long as it lives.
+    if entry.index:
         name = entry.keys[-1]
-        value = _layer(value, entry.layer)
+        value = _part(value, entry.index)
         if lora is not None and name in lora.targets:
             mine = dataclasses.replace(lora, targets=(name,))
-            parts = {part: _layer(params["layers"][part], entry.layer) for part in mine.names}
+            parts = {part: _part(params["layers"][part], entry.index) for part in mine.names}
             value = _merged({name: value, **parts}, mine)[name]
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         value = gathered(value, value.sharding.mesh)
