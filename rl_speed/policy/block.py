@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_speed.mesh import over_tensor
 from rl_speed.policy.config import LayerSpec, LinearScaling, ModelConfig, Rope, YarnScaling
 
 Array = jax.Array
@@ -28,6 +29,8 @@ MATRICES = {
     "up": ("w_gate", "w_up"),
     "down": ("w_down",),
 }
+# Matrices with one more axis before their inputs, the experts.
+EXPERT_MATRICES = ("experts_gate", "experts_up", "experts_down")
 
 
 def full_precision(config: ModelConfig):
@@ -137,9 +140,59 @@ def mlp(layer: Params, x: Array, spec: LayerSpec, multiply: Multiply) -> Array:
     computed here.
     """
     gate, up = multiply(layer, "up", x)
-    gate = jax.nn.silu(gate) if spec.mlp == "swiglu" else jax.nn.gelu(gate, approximate=True)
-    (out,) = multiply(layer, "down", gate * up)
+    (out,) = multiply(layer, "down", _activate(gate, spec) * up)
     return out
+
+
+def _activate(gate: Array, spec: LayerSpec) -> Array:
+    return jax.nn.silu(gate) if spec.mlp == "swiglu" else jax.nn.gelu(gate, approximate=True)
+
+
+def experts(layer: Params, x: Array, spec: LayerSpec, config: ModelConfig) -> Array:
+    """Computes a layer's experts, [..., D]: for each token the sum of the MLPs of its `active` most
+    probable experts, each times the expert's probability in a softmax over all experts, float32.
+
+    No token is dropped: tokens are sorted by expert for `jax.lax.ragged_dot`, which on CPUs
+    multiplies each token with all experts. Each device of mesh axis `tensor` has a part of every
+    expert's width, as of a dense MLP's; all experts of a layer are gathered over `fsdp` for use.
+    There is no load-balancing loss; transformers adds one only with `output_router_logits`.
+
+    Source: Qwen3MoeSparseMoeBlock in transformers.
+
+    Args:
+      layer: has "router" [D, E] and EXPERT_MATRICES, [E, D, F] twice and [E, F, D].
+      x: [..., D].
+    """
+    x_NxD = x.reshape(-1, config.width)
+    count = config.experts.count
+    active = config.experts.active
+    with jax.named_scope("router"):
+        router = layer["router"].astype(x.dtype)
+        logits_NxE = jnp.matmul(x_NxD, router, preferred_element_type=jnp.float32)
+        probs_NxA, chosen_NxA = jax.lax.top_k(jax.nn.softmax(logits_NxE), active)
+        if config.experts.normed:
+            probs_NxA = probs_NxA / jnp.sum(probs_NxA, axis=-1, keepdims=True)
+        order = jnp.argsort(chosen_NxA.reshape(-1))
+        sizes_E = jnp.bincount(chosen_NxA.reshape(-1), length=count)
+
+    def part(x_NxD, probs_NxA, order, sizes_E, gate_ExDxF, up_ExDxF, down_ExFxD):
+        inputs = _permute(jnp.repeat(x_NxD, active, axis=0), order)
+        gate = jax.lax.ragged_dot(inputs, gate_ExDxF, sizes_E)
+        hidden = _activate(gate, spec) * jax.lax.ragged_dot(inputs, up_ExDxF, sizes_E)
+        out = _permute(jax.lax.ragged_dot(hidden, down_ExFxD, sizes_E), jnp.argsort(order))
+        out_NxAxD = out.reshape(-1, active, config.width)
+        return jnp.sum(out_NxAxD * probs_NxA[..., None], axis=1).astype(x.dtype)[None]
+
+    matrices = [layer[name].astype(x.dtype) for name in EXPERT_MATRICES]
+    arguments = (x_NxD, probs_NxA, order, sizes_E, *matrices)
+    parts = over_tensor(part, (None, None, None, None, 2, 2, 1), 0, arguments)
+    return jnp.sum(parts, axis=0).reshape(x.shape)
+
+
+def _permute(x: Array, order: Array) -> Array:
+    # Unique indices: otherwise the gradient would be a sum in an order that differs between runs
+    # on GPUs.
+    return x.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def block(
@@ -189,7 +242,10 @@ def block(
         x = x + out
     with jax.named_scope("mlp"):
         normed = x if config.no_input_norms else rms_norm(x, layer["mlp_norm"], config)
-        out = mlp(layer, normed, spec, multiply)
+        if config.experts is None:
+            out = mlp(layer, normed, spec, multiply)
+        else:
+            out = experts(layer, normed, spec, config)
         if config.post_norms:
             out = rms_norm(out, layer["mlp_post_norm"], config)
         return x + out

@@ -72,6 +72,11 @@ FAMILIES: Mapping[str, Family] = {
         # transformers' default is an id of the 7B model.
         written={"attention_bias": False, "pad_token_id": None},
     ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        {"qkv_bias": False, "qk_norm": True},
+        written={"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
 }
 # Families without windows, whatever config.json says.
 NO_WINDOWS = ("llama", "olmo2")
@@ -228,6 +233,28 @@ class LayerSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+    """Experts of every layer, each a gated MLP; see `block.experts`.
+
+    Attributes:
+      count: E, number of experts.
+      active: A, number of experts that compute a token.
+      normed: whether the router's weights of these are divided by their sum.
+    """
+
+    count: int
+    active: int
+    normed: bool
+
+    def __post_init__(self):
+        if not 1 <= self.active <= self.count:
+            raise ValueError(
+                "num_experts_per_tok must be at least 1 and at most num_experts, got "
+                f"{self.active} and {self.count}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class Lora:
     """Low-rank adapters: a matrix W of `targets` acts as W + (alpha / rank) A B, and only A and B
     are trained.
@@ -263,7 +290,7 @@ class Lora:
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer: RMSNorm before or after each block, rotary positions, grouped
-    queries, a gated MLP.
+    queries, a gated MLP or experts.
 
     Frozen and hashable, so it can be a static argument of jit.
 
@@ -274,7 +301,7 @@ class ModelConfig:
       heads: H, number of query heads.
       kv_heads: G, number of key/value heads; G divides H.
       head_dim: K, width of a head; even.
-      mlp_width: F, hidden width of the MLP.
+      mlp_width: F, hidden width of the MLP, or of each expert.
       rope_theta: base of the rotary frequencies, for layers whose spec has no `rope`.
       rope_scaling: scaling of these frequencies for longer contexts; None: none.
       norm_eps: epsilon added to the mean square in RMSNorm.
@@ -288,6 +315,7 @@ class ModelConfig:
       offset_norms: whether a norm's weight is its scale - 1 (Gemma 3).
       scaled_embed: whether embeddings are multiplied by sqrt(D) (Gemma 3).
       query_scalar: scores are divided by its square root; 0: by that of head_dim.
+      experts: the experts of each layer; None: one MLP.
       tie_embeddings: whether the output head is the embedding transposed.
       max_position: context length of the checkpoint in tokens; not enforced here.
       dtype: dtype of activations and matrix products ("float32" or "bfloat16"). Parameters, norms,
@@ -323,6 +351,7 @@ class ModelConfig:
     offset_norms: bool = False
     scaled_embed: bool = False
     query_scalar: float = 0.0
+    experts: Experts | None = None
     tie_embeddings: bool = True
     max_position: int = 32768
     dtype: str = "float32"
@@ -419,6 +448,9 @@ class ModelConfig:
     def _from_hf(cls, hf: Mapping[str, Any], **chosen: Any) -> "ModelConfig":
         refuse_unsupported(hf)
         hf = {**hf, **_gemma_ropes(hf)}
+        experts = _experts(hf)
+        if experts is not None:  # intermediate_size is that of layers without experts
+            hf["intermediate_size"] = hf.get("moe_intermediate_size", 768)
         family = FAMILIES[hf["model_type"]]
         missing = [
             name
@@ -448,6 +480,7 @@ class ModelConfig:
             rope_scaling=rope_scaling(hf),
             specs=layer_specs(hf),
             query_scalar=_query_scalar(hf, head_dim),
+            experts=experts,
             **chosen,
             **family.switches,
         )
@@ -569,6 +602,13 @@ def _query_scalar(hf: Mapping[str, Any], head_dim: int) -> float:
     return 0.0 if scalar == head_dim else scalar
 
 
+def _experts(hf: Mapping[str, Any]) -> Experts | None:
+    if hf["model_type"] != "qwen3_moe":
+        return None
+    count = hf.get("num_experts", hf.get("num_local_experts", 128))  # transformers 4, 5
+    return Experts(count, hf.get("num_experts_per_tok", 8), bool(hf.get("norm_topk_prob")))
+
+
 def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     """Returns the properties of one period of layers: windows, and layers without rotation.
 
@@ -589,6 +629,9 @@ def layer_specs(hf: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
     elif gemma:
         window = hf.get("sliding_window", 4096)
         windowed = [(i + 1) % hf.get("sliding_window_pattern", 6) > 0 for i in range(count)]
+    elif kind == "qwen3_moe":
+        window = hf.get("sliding_window", 4096)
+        windowed = [True] * count
     elif kind not in NO_WINDOWS:
         windowed = [i >= hf.get("max_window_layers", 28) for i in range(count)]
     if kind not in (*NO_WINDOWS, "mistral"):
@@ -621,6 +664,9 @@ def written_layers(config: ModelConfig, model_type: str) -> dict[str, Any] | Non
     """Returns the fields of a family's config.json that say how layers differ; None if the family
     has no such layers.
     """
+    experts = config.experts
+    if (experts is not None) != (model_type == "qwen3_moe"):
+        return None
     specs = [config.specs[i % len(config.specs)] for i in range(config.layers)]
     names = {True: "sliding_attention", False: "full_attention"}
     types = [names[spec.window is not None] for spec in specs]
@@ -642,14 +688,19 @@ def written_layers(config: ModelConfig, model_type: str) -> dict[str, Any] | Non
     window = next(iter(windows), None)
     if model_type in NO_WINDOWS:
         return {} if window is None else None
+    same = all(spec.window == window for spec in specs)
     if model_type == "mistral":
-        same = all(spec.window == window for spec in specs)
         return {"sliding_window": window} if same else None
-    fields = {
-        "use_sliding_window": window is not None,
-        "sliding_window": window,
-        "layer_types": types,
-    }
+    fields = {"use_sliding_window": window is not None, "sliding_window": window}
+    if experts is not None:
+        fields |= {
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.active,
+            "norm_topk_prob": experts.normed,
+            "moe_intermediate_size": config.mlp_width,
+        }
+        return fields if same else None
+    fields["layer_types"] = types
     if model_type == "smollm3":
         fields["no_rope_layers"] = [int(spec.rotary) for spec in specs]
     return fields if window is not None or model_type == "smollm3" else {}
@@ -668,11 +719,17 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
     experts = [
         name for name in ("num_experts", "num_local_experts", "n_routed_experts") if hf.get(name)
     ]
-    if "moe" in model_type or experts:
+    if model_type == "qwen3_moe":
+        plain = {"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])}
+        if dense := [f"{name} {hf[name]}" for name in plain if hf.get(name) not in plain[name]]:
+            raise ValueError(
+                f"layers without experts are not supported ({', '.join(dense)}): all layers here "
+                "have weights of the same shapes"
+            )
+    elif "moe" in model_type or experts:
         raise ValueError(
             "mixture-of-experts models are not supported "
-            f"({', '.join([f'model_type {model_type!r}', *experts])}): every layer "
-            "here has one dense MLP"
+            f"({', '.join([f'model_type {model_type!r}', *experts])}), but for qwen3_moe"
         )
     if model_type not in FAMILIES:
         raise ValueError(

@@ -122,6 +122,10 @@ TENSORS: Mapping[str, Tensor] = {
     "w_gate": Tensor("model.layers.{layer}.mlp.gate_proj.weight", _LINEAR),
     "w_up": Tensor("model.layers.{layer}.mlp.up_proj.weight", _LINEAR),
     "w_down": Tensor("model.layers.{layer}.mlp.down_proj.weight", _LINEAR),
+    "router": Tensor("model.layers.{layer}.mlp.gate.weight", _LINEAR),
+    "experts_gate": Tensor("model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight", _LINEAR),
+    "experts_up": Tensor("model.layers.{layer}.mlp.experts.{expert}.up_proj.weight", _LINEAR),
+    "experts_down": Tensor("model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", _LINEAR),
 }
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from rl_speed.mesh import TRAIN_RULES, named_sharding, over_tensor
 from rl_speed.policy.block import (
+    EXPERT_MATRICES,
     MATRICES,
     Array,
     Attention,
@@ -40,12 +41,13 @@ class Weight:
 
     Attributes:
       shape: includes the layers axis, axis 0, for a layer's weight.
-      logical_axes: a name per axis, mapped to mesh axes by the rules of rl_speed.mesh.
+      logical_axes: a name per axis, mapped to mesh axes by the rules of rl_speed.mesh; None: not
+        split.
       scale: standard deviation of the normal initial values; None: ones, 0: zeros.
     """
 
     shape: tuple[int, ...]
-    logical_axes: tuple[str, ...]
+    logical_axes: tuple[str | None, ...]
     scale: float | None
 
     def __post_init__(self):
@@ -75,10 +77,22 @@ def weights(config: ModelConfig) -> dict[str, Any]:
         "wk": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
         "wv": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
         "wo": Weight((n, h, k, d), ("layers", "heads", "head_dim", "embed"), out * (h * k) ** -0.5),
-        "w_gate": Weight((n, d, f), ("layers", "embed", "mlp"), into),
-        "w_up": Weight((n, d, f), ("layers", "embed", "mlp"), into),
-        "w_down": Weight((n, f, d), ("layers", "mlp", "embed"), out * f**-0.5),
     }
+    if config.experts is None:
+        layers |= {
+            "w_gate": Weight((n, d, f), ("layers", "embed", "mlp"), into),
+            "w_up": Weight((n, d, f), ("layers", "embed", "mlp"), into),
+            "w_down": Weight((n, f, d), ("layers", "mlp", "embed"), out * f**-0.5),
+        }
+    else:
+        e = config.experts.count
+        read = "layers", None, "embed", "mlp"
+        layers |= {
+            "router": Weight((n, d, e), ("layers", "embed", None), into),
+            "experts_gate": Weight((n, e, d, f), read, into),
+            "experts_up": Weight((n, e, d, f), read, into),
+            "experts_down": Weight((n, e, f, d), ("layers", None, "mlp", "embed"), out * f**-0.5),
+        }
     if config.qkv_bias:
         layers |= {
             "bq": Weight((n, h, k), ("layers", "heads", "head_dim"), 0.0),
@@ -113,10 +127,10 @@ def adapters(layers: Mapping[str, Weight], lora: Lora) -> dict[str, Weight]:
     """
     found = {}
     for name in lora.targets:
-        if name not in MATRIX_INPUTS:
-            raise ValueError(
-                f"LoRA has no target {name!r}; matrices of a layer: {', '.join(MATRIX_INPUTS)}"
-            )
+        if name not in MATRIX_INPUTS or name not in layers:
+            matrices = ", ".join(n for n in MATRIX_INPUTS if n in layers)
+            hint = " (adapters of experts are not supported)" if "router" in layers else ""
+            raise ValueError(f"LoRA has no target {name!r}; matrices of a layer: {matrices}{hint}")
         (n, *shape), (_, *axes) = layers[name].shape, layers[name].logical_axes
         cut = MATRIX_INPUTS[name]
         scale = (3 * math.prod(shape[:cut])) ** -0.5
@@ -239,6 +253,15 @@ def param_shardings(
 def num_params(config: ModelConfig) -> int:
     """Returns the number of parameters of the policy; a tied head counts once."""
     return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config)))
+
+
+def active_params(config: ModelConfig) -> int:
+    """Returns the number of parameters that compute a token: all but those of idle experts."""
+    if config.experts is None:
+        return num_params(config)
+    layers = weights(config)["layers"]
+    each = sum(math.prod(layers[name].shape) for name in EXPERT_MATRICES) // config.experts.count
+    return num_params(config) - each * (config.experts.count - config.experts.active)
 
 
 def attention_kernel(config: ModelConfig) -> str:

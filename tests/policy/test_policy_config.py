@@ -10,7 +10,8 @@ from real_models import PARAMETERS
 
 from rl_speed.policy import ModelConfig, abstract_params, num_params
 from rl_speed.policy.block import rope_frequencies
-from rl_speed.policy.config import LayerSpec, RopeScaling
+from rl_speed.policy.config import Experts, LayerSpec, RopeScaling
+from rl_speed.policy.transformer import active_params
 
 TINY = {
     "model_type": "qwen2",
@@ -56,6 +57,16 @@ FAMILY = {
     "llama_plain": dataclasses.replace(BASE, qkv_bias=False),
     "olmo2": dataclasses.replace(
         BASE, qkv_bias=False, joint_qk_norm=True, post_norms=True, no_input_norms=True
+    ),
+    "qwen3_moe": dataclasses.replace(
+        BASE, qkv_bias=False, qk_norm=True, experts=Experts(6, 2, True)
+    ),
+    "qwen3_moe_windows": dataclasses.replace(
+        BASE,
+        qkv_bias=False,
+        qk_norm=True,
+        experts=Experts(4, 4, False),
+        specs=(LayerSpec(window=5),),
     ),
 }
 
@@ -117,6 +128,25 @@ def test_rotary_scaling_by_hand():
     assert np.all(ratio[: between[0]] == 1) and np.allclose(ratio[between[-1] + 1 :], 1 / 32)
 
 
+def test_published_sizes_of_experts():
+    """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 billion of them active."""
+    shape = dict(
+        vocab_size=151936,
+        hidden_size=2048,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        moe_intermediate_size=768,
+        tie_word_embeddings=False,
+    )
+    config = ModelConfig.from_hf({**TINY, **shape, "model_type": "qwen3_moe", "num_experts": 128})
+    assert num_params(config) == 30_532_122_624
+    assert 3.3e9 < active_params(config) < 3.4e9
+    dense = dataclasses.replace(config, experts=None)
+    assert active_params(dense) == num_params(dense)
+
+
 @pytest.mark.parametrize("family", FAMILY)
 def test_round_trip_through_config_json(family):
     config = FAMILY[family]
@@ -133,7 +163,7 @@ def test_transformers_opens_and_writes_the_same_config(tmp_path, family):
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     assert (
-        type(theirs).__name__.lower() == f"{family.split('_')[0]}config"
+        type(theirs).__name__.lower() == f"{family.replace('_moe', 'moe').split('_')[0]}config"
         and theirs.num_key_value_heads == 2
     )
     theirs.save_pretrained(tmp_path / "again")  # in the installed version's own layout
@@ -192,6 +222,8 @@ def test_layers_that_differ_repeat_in_the_shortest_period():
     assert specs(**used, layer_types=alternating) == (window, whole)
     assert specs(model_type="mistral", sliding_window=None) == (whole,)
     assert specs(model_type="mistral") == (LayerSpec(window=4096),)
+    assert specs(model_type="qwen3_moe") == specs(model_type="olmo2", **used) == (whole,)
+    assert specs(model_type="qwen3_moe", **used, max_window_layers=6) == (window,)
     without = LayerSpec(rotary=False)
     assert specs(model_type="smollm3") == (whole, whole, whole, without)
     config = ModelConfig.from_hf({**TINY, "num_hidden_layers": 8, "model_type": "smollm3"})
@@ -210,7 +242,22 @@ def test_layers_that_differ_repeat_in_the_shortest_period():
             "layer_types has linear_attention",
         ),
         ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
-        ({"model_type": "qwen3_moe"}, "mixture-of-experts"),
+        (
+            {"model_type": "qwen3_moe", "decoder_sparse_step": 2},
+            r"layers without experts are not supported \(decoder_sparse_step 2\)",
+        ),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": [0]},
+            r"layers without experts are not supported \(mlp_only_layers \[0\]\)",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok must be at least 1 and at most num_experts, got 5 and 4",
+        ),
+        (
+            {"model_type": "olmo2", "attention_bias": True},
+            "attention_bias is not supported for model_type 'olmo2'",
+        ),
         (
             {"num_experts": 8},
             r"mixture-of-experts models are not supported \(model_type 'qwen2', num_experts\)",

@@ -22,6 +22,7 @@ from rl_speed.policy import (
     sequence_logprobs,
     weights,
 )
+from rl_speed.policy.config import Experts
 from rl_speed.policy.transformer import merge_adapters, trainable
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
@@ -175,5 +176,9 @@ def test_impossible_adapters_are_refused(base):
     _, config = load_hf(base)
     with pytest.raises(ValueError, match="LoRA has no target 'embed'; matrices of a layer: wq, wk"):
         weights(dataclasses.replace(config, lora=Lora(4, 8.0, ("embed",))))
+    moe = dataclasses.replace(config, experts=Experts(4, 2, True))
+    assert "wq_a" in weights(dataclasses.replace(moe, lora=FEW))["layers"]
+    with pytest.raises(ValueError, match="'w_gate'; .* wq, wk, wv, wo .adapters of experts are"):
+        weights(dataclasses.replace(moe, lora=EVERY))
     with pytest.raises(ValueError, match="a rank of at least 1"):
         Lora(0, 8.0, ("wq",))

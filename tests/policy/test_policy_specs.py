@@ -1,5 +1,5 @@
-"""Layers that differ: windows on some of them, two rotary bases; and OLMo 2's norms. Training,
-prefill and decoding against a loop over the layers with dense attention.
+"""Layers that differ: windows on some of them, two rotary bases; OLMo 2's norms; and experts.
+Training, prefill and decoding against a loop over the layers with dense attention.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import pytest
 
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import DecodeAttention, ModelConfig, decoder, forward, init, token_logprobs
-from rl_speed.policy.config import LayerSpec, Rope
+from rl_speed.policy.config import Experts, LayerSpec, Rope
 from rl_speed.policy.layers import adding
 from rl_speed.policy.packed import causal_attention, make_windows, stream_attention
 from rl_speed.policy.transformer import attention_implementation, dense_attention, hidden_states
@@ -44,7 +44,14 @@ THREE_KINDS = dataclasses.replace(
 OLMO2 = dataclasses.replace(
     FIVE, qkv_bias=False, joint_qk_norm=True, post_norms=True, no_input_norms=True
 )
-MODELS = {"four": FOUR, "five": FIVE, "three kinds": THREE_KINDS, "olmo2": OLMO2}
+EXPERTS = dataclasses.replace(FIVE, mlp_width=12, experts=Experts(5, 2, False))
+MODELS = {
+    "four": FOUR,
+    "five": FIVE,
+    "three kinds": THREE_KINDS,
+    "olmo2": OLMO2,
+    "experts": EXPERTS,
+}
 TOKENS = np.random.default_rng(0).integers(0, 30, (3, 11))
 
 
@@ -66,6 +73,17 @@ def plain_rotate(x_TxHxK, theta):
         :, None
     ]
     return jnp.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def plain_experts(layer, x_TxD, experts):
+    """Every expert computes every token; all but the `active` most probable ones count 0."""
+    probs = jax.nn.softmax(x_TxD @ layer["router"])
+    best = jnp.sort(probs)[:, -experts.active :]
+    probs = jnp.where(probs >= best[:, :1], probs, 0)
+    if experts.normed:
+        probs = probs / probs.sum(-1, keepdims=True)
+    gate, up = (jnp.einsum("td,edf->tef", x_TxD, layer[f"experts_{n}"]) for n in ("gate", "up"))
+    return jnp.einsum("tef,efd,te->td", jax.nn.silu(gate) * up, layer["experts_down"], probs)
 
 
 def plain_logits(params, tokens_T, config):
@@ -98,7 +116,10 @@ def plain_logits(params, tokens_T, config):
         out = jnp.einsum("hts,shk,hkd->td", chances, v, layer["wo"])
         x = x + (plain_norm(out, layer["attn_post_norm"], eps) if config.post_norms else out)
         h = x if config.no_input_norms else plain_norm(x, layer["mlp_norm"], eps)
-        out = (jax.nn.silu(h @ layer["w_gate"]) * (h @ layer["w_up"])) @ layer["w_down"]
+        if config.experts is None:
+            out = (jax.nn.silu(h @ layer["w_gate"]) * (h @ layer["w_up"])) @ layer["w_down"]
+        else:
+            out = plain_experts(layer, h, config.experts)
         x = x + (plain_norm(out, layer["mlp_post_norm"], eps) if config.post_norms else out)
     return plain_norm(x, params["final_norm"], config.norm_eps) @ params["embed"].T
 
@@ -134,9 +155,15 @@ def test_whole_and_packed_rows(name):
         ("five", True),
         ("three kinds", True),
         ("olmo2", True),
+        ("experts", True),
         *(
             pytest.param(name, remat, marks=pytest.mark.slow)
-            for name, remat in (("four", True), ("five", False), ("three kinds", False))
+            for name, remat in (
+                ("four", True),
+                ("five", False),
+                ("three kinds", False),
+                ("experts", False),
+            )
         ),
     ],
 )
@@ -175,6 +202,7 @@ def test_gradients_and_gradients_that_are_added_to_totals(name, remat):
         ("five", 3, dict(fsdp=2, tensor=2)),
         ("five", 90, {}),
         ("olmo2", 90, dict(fsdp=2, tensor=2)),
+        ("experts", 90, dict(fsdp=2, tensor=2)),
         pytest.param("five", 3, {}, marks=pytest.mark.slow),
         pytest.param("five", 90, dict(fsdp=2, tensor=2), marks=pytest.mark.slow),
     ],
@@ -215,7 +243,12 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize(
-    "name, attention", [*itertools.product(["five", "three kinds"], ATTENTION), ("olmo2", "auto")]
+    "name, attention",
+    [
+        *itertools.product(["five", "three kinds"], ATTENTION),
+        ("olmo2", "auto"),
+        ("experts", "auto"),
+    ],
 )
 def test_prefill_and_decoding(name, attention):
     """Contexts that are cut anywhere, then tokens that leave the windows behind."""
