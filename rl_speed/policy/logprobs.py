@@ -13,8 +13,8 @@ from rl_speed.policy.transformer import (
     Params,
     Vocabulary,
     Weights,
+    active_params,
     hidden_states,
-    num_params,
     output_head,
 )
 
@@ -26,10 +26,10 @@ SMALLEST_CHUNK = 64
 
 
 def has_large_head(config: ModelConfig) -> bool:
-    """Returns whether the output head has more than a twentieth of the weights, so that it pays to
-    compute it for the needed tokens alone.
+    """Returns whether the output head has more than a twentieth of the weights that compute a
+    token, so that it pays to compute it for the needed tokens alone.
     """
-    return 20 * config.vocab_size * config.width > num_params(config)
+    return 20 * config.vocab_size * config.width > active_params(config)
 
 
 class _Statistics(NamedTuple):

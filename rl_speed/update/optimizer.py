@@ -15,6 +15,7 @@ import optax
 
 from rl_speed.config import Optimizer
 from rl_speed.named import named
+from rl_speed.policy.block import EXPERT_MATRICES
 from rl_speed.policy.transformer import MATRIX_INPUTS
 
 # Biases stored per head have two or more axes, but are not matrices.
@@ -98,13 +99,15 @@ def _adafactor(
 
 
 def _muon(config: Optimizer, rate: optax.Schedule, decays: Any) -> optax.GradientTransformation:
-    """Muon (Jordan et al., 2024) on the matrices of the layers, each layer for itself. Its updates
-    have the root mean square of AdamW's, 0.2 (Liu et al., arXiv 2502.16982), so that rates suit
-    both.
+    """Muon (Jordan et al., 2024) on the matrices of the layers, each layer and expert for itself;
+    routers have AdamW. Its updates have the root mean square of AdamW's, 0.2 (Liu et al., arXiv
+    2502.16982), so that rates suit both.
     """
 
     def dimensions(path, weight):
         names = [str(getattr(key, "key", key)) for key in path]
+        if names[-1] in EXPERT_MATRICES:
+            return optax.contrib.MuonDimensionNumbers((2,), (3,))
         if "layers" not in names or names[-1] not in MATRIX_INPUTS:
             return None
         inputs = MATRIX_INPUTS[names[-1]]

@@ -11,6 +11,7 @@ from real_models import PARAMETERS
 from rl_speed.policy import ModelConfig, abstract_params, num_params
 from rl_speed.policy.block import rope_frequencies
 from rl_speed.policy.config import Experts, LayerSpec, RopeScaling
+from rl_speed.policy.logprobs import has_large_head
 from rl_speed.policy.transformer import active_params
 
 TINY = {
@@ -143,6 +144,7 @@ def test_published_sizes_of_experts():
     config = ModelConfig.from_hf({**TINY, **shape, "model_type": "qwen3_moe", "num_experts": 128})
     assert num_params(config) == 30_532_122_624
     assert 3.3e9 < active_params(config) < 3.4e9
+    assert has_large_head(config)  # beside the weights that compute a token
     dense = dataclasses.replace(config, experts=None)
     assert active_params(dense) == num_params(dense)
 

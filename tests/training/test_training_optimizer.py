@@ -29,9 +29,10 @@ SHAPES = {
         "w_gate": (2, 4, 6),
         "w_up": (2, 4, 6),
         "w_down": (2, 6, 4),
+        "experts_up": (2, 3, 4, 6),
     },
 }
-DECAYED = {"lm_head", "wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down"}
+DECAYED = {"lm_head", "wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down", "experts_up"}
 IS_SHAPE = dict(is_leaf=lambda x: isinstance(x, tuple))
 
 
@@ -205,9 +206,10 @@ def test_optimizers_by_name_decay_the_same_weights():
 
 def test_muon_makes_each_layers_matrices_orthogonal():
     found, _ = of_name("muon", steps=1, weight_decay=0.0)
-    for name, inputs in {"w_gate": 4, "w_down": 6, "wq": 4, "wo": 4}.items():
-        for layer in np.asarray(1 - found[name]):
-            singular = np.linalg.svd(layer.reshape(inputs, -1), compute_uv=False)
+    square = {"wq": (4, 4), "wo": (4, 4)}
+    for name, shape in {"w_gate": (4, 6), "w_down": (6, 4), "experts_up": (4, 6), **square}.items():
+        for matrix in np.asarray(1 - found[name]).reshape(-1, *shape):
+            singular = np.linalg.svd(matrix, compute_uv=False)
             assert singular.min() > 0.5 * singular.max(), name
     # The rest has AdamW, with Nesterov's momentum.
     plain, _ = of_name("adamw", steps=1, weight_decay=0.0)

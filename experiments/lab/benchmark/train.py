@@ -15,6 +15,7 @@ from lab.benchmark.machine import is_cpu, matmul_rate, nominal_rate, times
 from rl_speed.config import Optimizer
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, init, num_params, param_shardings
+from rl_speed.policy.transformer import active_params
 from rl_speed.sampling import Batch
 from rl_speed.update.optimizer import make_optimizer
 from rl_speed.update.state import init_state, state_shardings
@@ -64,7 +65,7 @@ def flops_per_token(model: ModelConfig, width: int) -> float:
     attention: scores and mix are 4 H K operations a pair, of T / 2 pairs a token, three times
     (Kaplan et al. 2020, table 1; PaLM, appendix B).
     """
-    in_products = num_params(model) - model.width * (2 * model.layers + 1)
+    in_products = active_params(model) - model.width * (2 * model.layers + 1)
     if not model.tie_embeddings:
         in_products -= model.vocab_size * model.width
     return 6 * in_products + 3 * 2 * model.layers * model.heads * model.head_dim * width

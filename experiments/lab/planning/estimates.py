@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from rl_speed.config import Config
 from rl_speed.hlo import Phases
-from rl_speed.policy import DecodeAttention, ModelConfig, num_params
+from rl_speed.policy import DecodeAttention, ModelConfig
 from rl_speed.policy.splash import BLOCK
-from rl_speed.policy.transformer import attention_kernel
+from rl_speed.policy.transformer import active_params, attention_kernel
 from rl_speed.targets import Chip
 from rl_speed.training.dry_run import DryRun, Program
 from rl_speed.update.ragged import LOOP, PieceShape
@@ -120,7 +120,7 @@ def units(
     # the pairs.
     per_pair = model.layers * model.heads * model.head_dim
     looked_up = 0 if model.tie_embeddings else model.vocab_size * model.width
-    weights = num_params(model) - looked_up
+    weights = active_params(model) - looked_up
     head = model.vocab_size * model.width
 
     def forward(tokens, length, weights):
