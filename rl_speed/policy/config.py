@@ -69,8 +69,8 @@ FAMILIES: Mapping[str, Family] = {
     "olmo2": Family(
         "Olmo2ForCausalLM",
         {"qkv_bias": False, "joint_qk_norm": True, "post_norms": True, "no_input_norms": True},
-        # transformers' default is an id of the 7B model.
-        written={"attention_bias": False, "pad_token_id": None},
+        # transformers' defaults are ids of the 7B model.
+        written={"attention_bias": False, "pad_token_id": None, "eos_token_id": None},
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",

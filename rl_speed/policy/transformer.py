@@ -128,9 +128,10 @@ def adapters(layers: Mapping[str, Weight], lora: Lora) -> dict[str, Weight]:
     found = {}
     for name in lora.targets:
         if name not in MATRIX_INPUTS or name not in layers:
-            matrices = ", ".join(n for n in MATRIX_INPUTS if n in layers)
-            hint = " (adapters of experts are not supported)" if "router" in layers else ""
-            raise ValueError(f"LoRA has no target {name!r}; matrices of a layer: {matrices}{hint}")
+            names = ", ".join(n for n in MATRIX_INPUTS if n in layers)
+            if "router" in layers:
+                names += "; experts have no adapters: set config.model.lora_targets"
+            raise ValueError(f"LoRA has no target {name!r}; matrices of a layer: {names}")
         (n, *shape), (_, *axes) = layers[name].shape, layers[name].logical_axes
         cut = MATRIX_INPUTS[name]
         scale = (3 * math.prod(shape[:cut])) ** -0.5
