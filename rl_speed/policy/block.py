@@ -169,30 +169,40 @@ def experts(layer: Params, x: Array, spec: LayerSpec, config: ModelConfig) -> Ar
     with jax.named_scope("router"):
         router = layer["router"].astype(x.dtype)
         logits_NxE = jnp.matmul(x_NxD, router, preferred_element_type=jnp.float32)
-        probs_NxA, chosen_NxA = jax.lax.top_k(jax.nn.softmax(logits_NxE), active)
+        probs_NxE = jax.nn.softmax(logits_NxE)
+        _, chosen_NxA = jax.lax.top_k(probs_NxE, active)
+        # Comparisons in place of indices, whose gradients and counts are scatters, slow on TPUs.
+        is_chosen_NxAxE = chosen_NxA[..., None] == jnp.arange(count)
+        probs_NxA = jnp.sum(jnp.where(is_chosen_NxAxE, probs_NxE[:, None], 0), axis=-1)
         if config.experts.normed:
             probs_NxA = probs_NxA / jnp.sum(probs_NxA, axis=-1, keepdims=True)
+        sizes_E = jnp.sum(is_chosen_NxAxE, axis=(0, 1), dtype=jnp.int32)
         order = jnp.argsort(chosen_NxA.reshape(-1))
-        sizes_E = jnp.bincount(chosen_NxA.reshape(-1), length=count)
+        inverse = jnp.argsort(order)
 
-    def part(x_NxD, probs_NxA, order, sizes_E, gate_ExDxF, up_ExDxF, down_ExFxD):
-        inputs = _permute(jnp.repeat(x_NxD, active, axis=0), order)
+    def part(x_NxD, probs_NxA, order, inverse, sizes_E, gate_ExDxF, up_ExDxF, down_ExFxD):
+        inputs = _permute(jnp.repeat(x_NxD, active, axis=0), order, inverse)
         gate = jax.lax.ragged_dot(inputs, gate_ExDxF, sizes_E)
         hidden = _activate(gate, spec) * jax.lax.ragged_dot(inputs, up_ExDxF, sizes_E)
-        out = _permute(jax.lax.ragged_dot(hidden, down_ExFxD, sizes_E), jnp.argsort(order))
+        out = _permute(jax.lax.ragged_dot(hidden, down_ExFxD, sizes_E), inverse, order)
         out_NxAxD = out.reshape(-1, active, config.width)
         return jnp.sum(out_NxAxD * probs_NxA[..., None], axis=1).astype(x.dtype)[None]
 
     matrices = [layer[name].astype(x.dtype) for name in EXPERT_MATRICES]
-    arguments = (x_NxD, probs_NxA, order, sizes_E, *matrices)
-    parts = over_tensor(part, (None, None, None, None, 2, 2, 1), 0, arguments)
+    arguments = (x_NxD, probs_NxA, order, inverse, sizes_E, *matrices)
+    parts = over_tensor(part, (*[None] * 5, 2, 2, 1), 0, arguments)
     return jnp.sum(parts, axis=0).reshape(x.shape)
 
 
-def _permute(x: Array, order: Array) -> Array:
-    # Unique indices: otherwise the gradient would be a sum in an order that differs between runs
-    # on GPUs.
-    return x.at[order].get(unique_indices=True, mode="promise_in_bounds")
+@jax.custom_vjp
+def _permute(x: Array, order: Array, inverse: Array) -> Array:
+    return x[order]
+
+
+# The gradient is a permutation, too; of itself it would be a scatter.
+_permute.defvjp(
+    lambda x, order, inverse: (x[order], inverse), lambda inverse, g: (g[inverse], None, None)
+)
 
 
 def block(
