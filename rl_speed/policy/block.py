@@ -31,6 +31,8 @@ MATRICES = {
 }
 # Matrices with one more axis before their inputs, the experts.
 EXPERT_MATRICES = ("experts_gate", "experts_up", "experts_down")
+# Rows of a product in the gradient of experts' weights: enough to outweigh the sum's traffic.
+GRADIENT_ROWS = 512
 
 
 def full_precision(config: ModelConfig):
@@ -155,7 +157,8 @@ def experts(layer: Params, x: Array, spec: LayerSpec, config: ModelConfig) -> Ar
     No token is dropped: tokens are sorted by expert for `jax.lax.ragged_dot`, which on CPUs
     multiplies each token with all experts. Each device of mesh axis `tensor` has a part of every
     expert's width, as of a dense MLP's; all experts of a layer are gathered over `fsdp` for use.
-    There is no load-balancing loss; transformers adds one only with `output_router_logits`.
+    Gradients of their weights are summed over blocks of GRADIENT_ROWS tokens of an expert. There is
+    no load-balancing loss; transformers adds one only with `output_router_logits`.
 
     Source: Qwen3MoeSparseMoeBlock in transformers.
 
@@ -182,9 +185,9 @@ def experts(layer: Params, x: Array, spec: LayerSpec, config: ModelConfig) -> Ar
 
     def part(x_NxD, probs_NxA, order, inverse, sizes_E, gate_ExDxF, up_ExDxF, down_ExFxD):
         inputs = _permute(jnp.repeat(x_NxD, active, axis=0), order, inverse)
-        gate = jax.lax.ragged_dot(inputs, gate_ExDxF, sizes_E)
-        hidden = _activate(gate, spec) * jax.lax.ragged_dot(inputs, up_ExDxF, sizes_E)
-        out = _permute(jax.lax.ragged_dot(hidden, down_ExFxD, sizes_E), inverse, order)
+        gate = _expert_product(inputs, gate_ExDxF, sizes_E)
+        hidden = _activate(gate, spec) * _expert_product(inputs, up_ExDxF, sizes_E)
+        out = _permute(_expert_product(hidden, down_ExFxD, sizes_E), inverse, order)
         out_NxAxD = out.reshape(-1, active, config.width)
         return jnp.sum(out_NxAxD * probs_NxA[..., None], axis=1).astype(x.dtype)[None]
 
@@ -202,6 +205,52 @@ def _permute(x: Array, order: Array, inverse: Array) -> Array:
 # The gradient is a permutation, too; of itself it would be a scatter.
 _permute.defvjp(
     lambda x, order, inverse: (x[order], inverse), lambda inverse, g: (g[inverse], None, None)
+)
+
+
+@jax.custom_vjp
+def _expert_product(x_MxI: Array, weight_ExIxO: Array, sizes_E: Array) -> Array:
+    """Multiplies rows, sorted by expert, with their experts' matrices: [M, O]."""
+    return jax.lax.ragged_dot(x_MxI, weight_ExIxO, sizes_E)
+
+
+def _expert_gradients(saved, g_MxO):
+    # XLA computes the weights' gradient of ragged_dot as a product of all rows for each expert.
+    # Here each block of rows is multiplied once for each expert that has rows in it.
+    x_MxI, weight_ExIxO, sizes_E = saved
+    precision = "highest" if x_MxI.dtype == jnp.float32 else None  # as of `full_precision`
+    size = min(GRADIENT_ROWS, len(x_MxI))
+    end_E = jnp.cumsum(sizes_E)
+    start_E = end_E - sizes_E
+    first_E = start_E // size
+    blocks_E = jnp.where(sizes_E > 0, (end_E - 1) // size - first_E + 1, 0)
+    done_E = jnp.cumsum(blocks_E)
+
+    def add(step, total_ExIxO):
+        expert = jnp.minimum(jnp.sum(done_E <= step), len(sizes_E) - 1)
+        begin = (first_E[expert] + step - done_E[expert] + blocks_E[expert]) * size
+        at = jnp.minimum(begin, len(x_MxI) - size)  # the last block is whole
+        row = at + jnp.arange(size)
+        counts = (row >= jnp.maximum(begin, start_E[expert])) & (row < end_E[expert])
+        x, g = (jax.lax.dynamic_slice_in_dim(a, at, size) for a in (x_MxI, g_MxO))
+        product = jax.lax.dot_general(
+            jnp.where(counts[:, None], x, 0),
+            g,
+            (((0,), (0,)), ((), ())),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+        return total_ExIxO.at[expert].add(product)
+
+    most = -(-len(x_MxI) // size) + len(sizes_E)
+    total = jax.lax.fori_loop(0, most, add, jnp.zeros(weight_ExIxO.shape, jnp.float32))
+    of_x = jax.lax.ragged_dot(g_MxO, weight_ExIxO.swapaxes(1, 2), sizes_E, precision=precision)
+    return of_x, total.astype(weight_ExIxO.dtype), None
+
+
+_expert_product.defvjp(
+    lambda x, weight, sizes: (_expert_product(x, weight, sizes), (x, weight, sizes)),
+    _expert_gradients,
 )
 
 

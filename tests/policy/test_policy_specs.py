@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from rl_speed.mesh import make_mesh
-from rl_speed.policy import DecodeAttention, ModelConfig, decoder, forward, init, token_logprobs
+from rl_speed.policy import (
+    DecodeAttention,
+    ModelConfig,
+    block,
+    decoder,
+    forward,
+    init,
+    token_logprobs,
+)
 from rl_speed.policy.config import Experts, LayerSpec, Rope
 from rl_speed.policy.layers import adding
 from rl_speed.policy.packed import causal_attention, make_windows, stream_attention
@@ -233,6 +241,24 @@ def test_training_by_pieces(name, window, axes):
     np.testing.assert_allclose(nats, want_nats, rtol=1e-5)
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), got, want)
+
+
+@pytest.mark.parametrize("rows, experts", [(100, 6), (7, 5), (64, 9), (65, 1)])
+def test_gradients_of_experts_are_those_of_ragged_dot(monkeypatch, rows, experts):
+    """Blocks of 16 rows that several experts share, experts without rows, a last block of few."""
+    monkeypatch.setattr(block, "GRADIENT_ROWS", 16)
+    rng = np.random.default_rng(0)
+    x, weight, g = (
+        rng.normal(size=shape).astype(np.float32)
+        for shape in ((rows, 5), (experts, 5, 4), (rows, 4))
+    )
+    for chances in rng.dirichlet(np.full(experts, 0.3), 5):
+        sizes = jnp.asarray(rng.multinomial(rows, chances), jnp.int32)
+        got, want = (
+            jax.vjp(lambda x, w: product(x, w, sizes), x, weight)[1](g)
+            for product in (block._expert_product, jax.lax.ragged_dot)
+        )
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), got, want)
 
 
 ATTENTION = {
