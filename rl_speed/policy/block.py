@@ -155,8 +155,8 @@ def experts(layer: Params, x: Array, spec: LayerSpec, config: ModelConfig) -> Ar
     probable experts, each times the expert's probability in a softmax over all experts, float32.
 
     No token is dropped: tokens are sorted by expert for `jax.lax.ragged_dot`, which on CPUs
-    multiplies each token with all experts. Each device of mesh axis `tensor` has a part of every
-    expert's width, as of a dense MLP's; all experts of a layer are gathered over `fsdp` for use.
+    multiplies each token with all experts. Mesh axis `tensor` splits the width of each expert, as
+    that of a dense MLP; all experts of a layer are gathered over `fsdp` for use.
     Gradients of their weights are summed over blocks of GRADIENT_ROWS tokens of an expert. There is
     no load-balancing loss; transformers adds one only with `output_router_logits`.
 
