@@ -372,6 +372,9 @@ class Optimizer:
     # makes an optax transformation (update/optimizer.py).
     kind: str = one_of("adamw", "adafactor", "muon", function=True)
     moment_dtype: str = one_of("float32", "bfloat16")  # AdamW, Muon: dtype of the first moment
+    # Keep the moments in the host's memory (pinned), not the device's; an update moves them there
+    # and back.
+    moments_on_host: bool = False
 
 
 @dataclass

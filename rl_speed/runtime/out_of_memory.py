@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rl_speed.policy import ModelConfig
 from rl_speed.policy.transformer import trainable
-from rl_speed.update.state import TrainState, state_shardings
+from rl_speed.update.state import HOST, TrainState, state_shardings
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -41,11 +41,13 @@ def explain(
 
 def device_bytes(tree: Any) -> int:
     """Bytes per device of a pytree of (abstract) arrays. An array without a sharding counts in
-    full.
+    full, one in the host's memory not at all.
     """
 
     def one(x: Any) -> int:
         sharding = getattr(x, "sharding", None)
+        if getattr(sharding, "memory_kind", None) == HOST:
+            return 0
         shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
         return math.prod(shape) * np.dtype(x.dtype).itemsize
 

@@ -121,8 +121,9 @@ def explain_out_of_memory(
             (
                 f"config.training.micro_tokens ({tokens}{now}), {length}, "
                 f"config.model.head_chunk ({m.head_chunk}), or set config.model.remat (now "
-                f"{m.remat}), config.model.compute_dtype=bfloat16 (now {m.compute_dtype}), or "
-                f"raise config.mesh.fsdp ({config.mesh.fsdp})"
+                f"{m.remat}), config.model.compute_dtype=bfloat16 (now {m.compute_dtype}), "
+                f"config.optimizer.moments_on_host=True, or raise config.mesh.fsdp "
+                f"({config.mesh.fsdp})"
             ),
         )
     ]

@@ -35,7 +35,7 @@ from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
 from rl_speed.update.ragged import PieceShape, Ragged, RowAssignment, Rows
-from rl_speed.update.state import all_finite, state_shardings
+from rl_speed.update.state import all_finite, state_shardings, to_device, to_space_of
 from rl_speed.update.step import row_lengths, stream_logprobs
 
 Array = jax.Array
@@ -146,10 +146,11 @@ def make_update(
         loss, gradients, computed = pieces.loss(params, batch, gradient=True)
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
         before = trained_part(params, gradients)
-        updates, moved = optimizer.update(gradients, opt_state, before)
+        moments = to_device(opt_state)
+        updates, moved = optimizer.update(gradients, moments, before)
         new = optax.apply_updates(before, updates), moved
-        trained, opt_state = jax.tree.map(
-            lambda a, b: jnp.where(learned > 0, a, b), new, (before, opt_state)
+        trained, moved = jax.tree.map(
+            lambda a, b: jnp.where(learned > 0, a, b), new, (before, moments)
         )
         params = merge_trained(trained, params)
         rows = pieces.rows(batch)
@@ -162,7 +163,7 @@ def make_update(
             "padding": computed / jnp.maximum(once, 1.0),
             "shared": held / jnp.maximum(once, 1.0),
         }
-        return params, opt_state, metrics
+        return params, to_space_of(moved, opt_state), metrics
 
     shardings = state_shardings(pieces.model, optimizer, pieces.mesh)
     state = shardings.params, shardings.opt_state

@@ -47,6 +47,7 @@ GENERATION_FIELDS = (
 UPDATE_FIELDS = (
     "config.training.micro_tokens",
     "config.model.remat=True",
+    "config.optimizer.moments_on_host=True",
     "config.mesh.fsdp (up)",
     "config.model.head_chunk",
 )
@@ -56,6 +57,7 @@ FUSED_FIELDS = (
     "config.sampler.max_new",
     "config.sampler.context_pool",
     "config.model.remat=True",
+    "config.optimizer.moments_on_host=True",
     "config.mesh.fsdp (up)",
 )
 

@@ -24,6 +24,10 @@ _BIASES = frozenset({"bq", "bk", "bv"})
 _LOOKUPS = frozenset({"embed"})
 
 
+class OnHost(optax.GradientTransformationExtraArgs):
+    """An optimizer whose moments stay in the host's memory between updates."""
+
+
 def learning_rate_schedule(config: Optimizer, total_steps: int, unit: int = 1) -> optax.Schedule:
     """Returns a function from the optimizer steps made (i32 scalar) to the learning rate of the
     next one (f32 scalar).
@@ -157,4 +161,5 @@ def _make_optimizer(
     make = named(config.kind, OPTIMIZERS)
     made = make(config, rate, jax.tree.unflatten(tree, decays))
     clip = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
-    return optax.chain(*clip, made)
+    made = optax.chain(*clip, made)
+    return OnHost(*made) if config.moments_on_host else made

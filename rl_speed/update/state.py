@@ -11,6 +11,10 @@ from jax.sharding import Mesh
 from rl_speed.mesh import TRAIN_RULES, replicated
 from rl_speed.policy import ModelConfig, abstract_params, param_shardings
 from rl_speed.policy.transformer import trainable
+from rl_speed.update.optimizer import OnHost
+
+# JAX's name for page-locked memory of the host.
+HOST = "pinned_host"
 
 
 @struct.dataclass
@@ -32,11 +36,29 @@ class TrainState:
     skipped_in_row: jax.Array
 
 
+def to_device(tree: Any) -> Any:
+    """Moves what is in the host's memory to the device's; for use in compiled functions."""
+    return jax.tree.map(
+        lambda x: jax.device_put(x, jax.memory.Space.Device) if _on_host(x) else x, tree
+    )
+
+
+def to_space_of(tree: Any, like: Any) -> Any:
+    """Moves arrays of `tree` to the host's memory where those of `like` are there."""
+    return jax.tree.map(
+        lambda x, y: jax.device_put(x, jax.memory.Space.Host) if _on_host(y) else x, tree, like
+    )
+
+
+def _on_host(x: Any) -> bool:
+    return jax.typeof(x).memory_space == jax.memory.Space.Host
+
+
 def state_shardings(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """Returns a TrainState of NamedShardings: weights by TRAIN_RULES, optimizer moments of their
-    shapes like their weights, the rest replicated.
+    shapes like their weights (in the host's memory for `OnHost`), the rest replicated.
     """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
@@ -47,7 +69,9 @@ def state_shardings(
         return isinstance(x, optax.MaskedNode)
 
     def place(x, of, sharding):
-        return x if masked(x) else sharding if x.shape == of.shape else whole
+        if masked(x) or x.shape != of.shape:
+            return x if masked(x) else whole
+        return sharding.with_memory_kind(HOST) if isinstance(optimizer, OnHost) else sharding
 
     opt_state = optax.tree_map_params(
         optimizer,

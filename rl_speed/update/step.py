@@ -32,7 +32,7 @@ from rl_speed.policy.transformer import (
 )
 from rl_speed.sampling import Batch
 from rl_speed.update.ragged import Piece, PieceShape, Ragged, RowAssignment, Rows
-from rl_speed.update.state import TrainState, state_shardings
+from rl_speed.update.state import TrainState, state_shardings, to_device, to_space_of
 
 Array = jax.Array
 
@@ -353,7 +353,8 @@ def apply_gradients(
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     some = jnp.any(mask)
     before = trained_part(state.params, grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, before)
+    moments = to_device(state.opt_state)
+    updates, moved = optimizer.update(grads, moments, before)
     trained = optax.apply_updates(before, updates)
     made = finite & some
 
@@ -365,7 +366,7 @@ def apply_gradients(
     return (
         TrainState(
             params=merge_trained(keep(trained, before), state.params),
-            opt_state=keep(opt_state, state.opt_state),
+            opt_state=to_space_of(keep(moved, moments), state.opt_state),
             step=state.step + made.astype(jnp.int32),
             skipped=state.skipped + skipped * some,
             skipped_in_row=in_row,

@@ -20,7 +20,7 @@ from rl_speed.sft.data import SFTBatch
 from rl_speed.sft.train import Pieces
 from rl_speed.sft.train import make_update as make_sft_update
 from rl_speed.update.optimizer import make_optimizer
-from rl_speed.update.state import init_state, is_sound, make_snapshot, state_shardings
+from rl_speed.update.state import HOST, init_state, is_sound, make_snapshot, state_shardings
 from rl_speed.update.step import make_advantages, make_update
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -149,9 +149,43 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def on_host(opt_state):
+    """Numbers of an optimizer's state in the host's memory."""
+    leaves = jax.tree.leaves(opt_state)
+    return sum(x.size for x in leaves if x.sharding.memory_kind == HOST)
+
+
+@pytest.mark.parametrize("axes", [{}, dict(fsdp=2, tensor=2)])
+def test_moments_on_the_host_change_nothing_and_checkpoints_go_either_way(axes, tmp_path):
+    mesh = make_mesh(**axes)
+    count = sum(x.size for x in jax.tree.leaves(trainable(ATTENTION, params_of())))
+    made = {}
+    for host in (False, True):
+        settings = dataclasses.replace(SETTINGS, moments_on_host=host)
+        optimizer = make_optimizer(settings, abstract_params(ATTENTION))
+        state, update = prepared(ATTENTION, mesh, optimizer)
+        abstract = abstract_state(ATTENTION, abstract_params(ATTENTION), optimizer, mesh)
+        assert on_host(abstract.opt_state) == on_host(state.opt_state) == 2 * count * host
+        state, _ = update(state)
+        saver = Checkpointer(tmp_path / str(host), keep=1)
+        saver.save(1, state, {})
+        saver.close()
+        state, _ = update(state)
+        assert on_host(state.opt_state) == 2 * count * host
+        made[host] = jax.device_get(state)
+    jax.tree.map(np.testing.assert_array_equal, made[True], made[False])
+    saver = Checkpointer(tmp_path / "False", keep=1)
+    _, restored, _ = saver.restore_newest(prepared(ATTENTION, mesh, optimizer)[0])
+    saver.close()
+    assert on_host(restored.opt_state) == 2 * count
+    again = jax.device_get(update(restored)[0])
+    jax.tree.map(np.testing.assert_array_equal, again, made[True])
+
+
 def test_supervised_training_leaves_frozen_weights_too():
     mesh = make_mesh(fsdp=2)
-    optimizer = make_optimizer(SETTINGS, abstract_params(ATTENTION))
+    settings = dataclasses.replace(SETTINGS, moments_on_host=True)
+    optimizer = make_optimizer(settings, abstract_params(ATTENTION))
     update = make_sft_update(Pieces(ATTENTION, mesh, 16), optimizer)
     shardings = state_shardings(ATTENTION, optimizer, mesh)
     before = by_name(params_of())
@@ -165,6 +199,7 @@ def test_supervised_training_leaves_frozen_weights_too():
     after = by_name(jax.device_get(params))
     assert {name for name in before if (before[name] != after[name]).any()} == {"wq", "wv"}
     assert moments(opt_state) == {"wq": 2, "wv": 2}
+    assert on_host(opt_state) == 2 * sum(after[name].size for name in ("wq", "wv"))
 
 
 def test_abstract_state_is_that_of_the_run():
