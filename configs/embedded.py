@@ -1,13 +1,13 @@
 """The embedded tasks, each with a policy of 0.1 M parameters: every method, on two CPU cores, in
 minutes.
 
-chain       running totals modulo 10; without a word it is meant. Two fifths of its prompts are never
-            solved, whatever a policy is trained on (rl_speed/data/chain.py).
+chain       running totals modulo 10; the default. Two fifths of its prompts are never solved,
+            whatever a policy is trained on (rl_speed/data/chain.py).
 scratchpad  the same with every step written out, in 25 to 80 tokens, and pass rates at the start as
             a real data set has them (rl_speed/data/scratchpad.py): configs/embedded.py:NAME,scratchpad
 
 Launch:  python experiments/train.py --config=configs/embedded.py:NAME --workdir=runs/NAME
-             (NAME: the table's first column)
+             (NAME: the table's first column; without it: speed_rloo)
          launch/local.sh
              (installs, then speed_rloo)
          python experiments/compare.py --config=configs/embedded.py --methods=speed_rloo,rloo
@@ -23,7 +23,7 @@ speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO         
 speed_dapo             SPEED with DAPO's objective (the same paper)                                                  0.569
 speed_grpo             SPEED with GRPO's objective
 speed_dr_grpo          SPEED with Dr. GRPO's objective
-speed_ppo              SPEED with that PPO
+speed_ppo              SPEED with `ppo` below
 speed_reinforce        SPEED with REINFORCE
 speed_reinforce_pp     SPEED with REINFORCE++
 rloo                   RLOO (Ahmadian et al., arXiv 2402.14740)                                                      0.560
@@ -40,20 +40,20 @@ reinforce_pp           REINFORCE++ (Hu et al., arXiv 2501.03262)                
 dapo                   DAPO (arXiv 2503.14476)                                                                       0.569
 band_grpo              GRPO on pass rates of 0.2 to 0.8 (Bae et al., arXiv 2504.03380)                               0.555
 ada_seq_pos            Reinforce-Ada-Seq (Xiong et al.): until one answer is right           0.560, 2.76 M,  71 s    0.562
-ada_seq_pos_paper      as that, with the weight 1/p of the paper's section 3.2
+ada_seq_pos_paper      ada_seq_pos with the weight 1/p of the paper's section 3.2
 ada_seq_balance        Reinforce-Ada-Seq: until two are right and two wrong                  0.563, 3.28 M,  78 s    0.564
-ada_seq_balance_paper  as that, with the weight 1/p of the paper's section 3.2
+ada_seq_balance_paper  ada_seq_balance with the weight 1/p of the paper's section 3.2
 ada_seq_dapo           until one is right and one wrong, replaced if never (section 3.3)
 ada_est_ema            Reinforce-Ada-Est: budgets from decayed counts; our weight           0.547, 0.46 M,  84 s    0.563
-ada_est_ema_paper      as that, with Algorithm 1's weight, of the samples just collected
+ada_est_ema_paper      ada_est_ema with Algorithm 1's weight, of the samples just collected
 ada_est_ema_released   as released: gamma 1, no weight, A = r for a single sample            0.541, 0.48 M,  29 s
 ada_est_value          Reinforce-Ada-Est: budgets from a value head; our weight             0.475, 0.65 M,  88 s    0.529
-ada_est_value_paper    as that, with Algorithm 1's weight, of the samples just collected
+ada_est_value_paper    ada_est_value with Algorithm 1's weight, of the samples just collected
 rpo_grpo               RPO (Yi et al.) with GRPO: samples start inside a cached response     0.425, 0.26 M,  16 s    0.466
-rpo_grpo_paper         as that, as the paper: prefixes trained on
-rpo_grpo_released      as released: that, the cache never updated, suffixes as long as what was cut
+rpo_grpo_paper         rpo_grpo as in the paper: prefixes trained on
+rpo_grpo_released      rpo_grpo_paper as released: the cache never updated, suffixes as long as what was cut
 rpo_dapo               RPO with DAPO (117 steps, not 120)                                    0.564, 3.51 M,  40 s    0.563
-rpo_dapo_paper         as that, as the paper: prefixes trained on
+rpo_dapo_paper         rpo_dapo as in the paper: prefixes trained on
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s
 forecast_rloo          ours: RLOO on the prompts worth most by a forecast learnt while training, screened where it is in doubt
 forecast_dapo          the same with DAPO's loss

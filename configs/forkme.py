@@ -22,7 +22,7 @@ def get_config() -> Config:
     config = Config()
 
     # The model.
-    # A Hugging Face directory (Qwen2/2.5, Qwen3, Llama 3); its config.json alone does
+    # A Hugging Face directory (families: rl_speed/policy/README.md); its config.json alone does
     # for --dry_run.
     config.model.path = "MODEL"
     # Of computing alone, faster on a GPU; master weights are always float32.

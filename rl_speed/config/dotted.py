@@ -31,7 +31,7 @@ def get(config: Any, path: str) -> Any:
 
 
 def choices(config: Any, prefix: str = "") -> dict[str, Choice]:
-    """Returns the fields that hold objects: {"rule": its `Choice`, ...}."""
+    """Returns the fields that hold one of several classes: {"rule": its `Choice`, ...}."""
     found = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -43,7 +43,8 @@ class Model:
     # More tokens that end a response, separated by commas, such as <|im_end|>. The end tokens in
     # the model's files always count.
     end_tokens: str = ""
-    # Dtype of the forward and backward pass; master weights are always float32.
+    # Dtype of the forward and backward pass, and of matrices that LoRA freezes; trained weights are
+    # always float32.
     compute_dtype: str = one_of("float32", "bfloat16")
     remat: bool = False  # recompute each layer in the backward pass, to save memory
     # Tokens whose logits the trainer holds at once (0: as many as make about 2^27 logits).

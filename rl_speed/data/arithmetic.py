@@ -27,7 +27,7 @@ from rl_speed.data.loaders import load_rows
 
 FILES = ("cold_start", "train", "test")
 # Questions made by rule, for each file.
-SIZES = (640, 4000, 256)
+SIZES = (480, 4000, 256)
 # Share of a file's training questions that are for the cold start.
 COLD_START = 0.4
 # Largest first and second factor of a product; operands of sums and differences are up to 99.

@@ -71,7 +71,7 @@ def load_benchmarks(
 
     needed = build.reward_fields(config.reward)
     if files:
-        fields = Fields(asked.question_field, required=False, **needed)
+        fields = Fields(asked.question_field, asked.answer_field, required=False, **needed)
         return [read(*item, asked.on_bad_row, limit, fields) for item in files.items()]
     if source.config is None and source.directory not in POLICIES:
         raise ValueError(
@@ -245,7 +245,8 @@ def evaluate_policy(
     """
     files = parse_specs(data)
     source, config = settings_of(given, overrides, checkpoint, step)
-    of_files = [f for f in ("data.question_field", "data.on_bad_row") if f in overrides]
+    reading = ("data.question_field", "data.answer_field", "data.on_bad_row")
+    of_files = [f for f in reading if f in overrides]
     if of_files and not files:
         raise ValueError(f"config.{of_files[0]} needs --data: it sets how its files are read")
     asked = parse_k(k, config.evaluation.samples)

@@ -30,8 +30,8 @@ ASKED = (
 NO_MATTER = (
     ADAPTERS
     + (
-        "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
-        "reward.stall_s reward.workers reward.batch_size"
+        "data.max_prompt_length data.question_field data.answer_field data.on_bad_row model.path "
+        "model.end_tokens reward.stall_s reward.workers reward.batch_size"
     ).split()
 )
 OWN = ["evaluation.samples", "sampler.top_k", "seed"]

@@ -231,8 +231,8 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array, first_S: Array | None 
 
 
 def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
-    """Computes `dense_part` with the GPU kernel, which reads nothing past the length. On other
-    platforms the kernel is interpreted.
+    """Computes `dense_part` from position 0 with the GPU kernel, which reads row s only below
+    position `length_S[s]`. On other platforms the kernel is interpreted.
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
     parts = gpu_kernel.attend(

@@ -318,8 +318,8 @@ class ModelConfig:
       experts: the experts of each layer; None: one MLP.
       tie_embeddings: whether the output head is the embedding transposed.
       max_position: context length of the checkpoint in tokens; not enforced here.
-      dtype: dtype of activations and matrix products ("float32" or "bfloat16"). Parameters, norms,
-        rotary angles, softmax and logits are always float32.
+      dtype: dtype of activations and matrix products ("float32" or "bfloat16"). Parameters (but
+        frozen matrices, with `lora`), norms, rotary angles, softmax and logits are always float32.
       remat: whether the backward pass recomputes each layer instead of keeping its activations.
       platform: platform to compile for ("cpu", "gpu" or "tpu"), which selects the kernels. It may
         differ from the platform that traces the program.

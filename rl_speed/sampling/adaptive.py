@@ -91,7 +91,7 @@ class State(NamedTuple):
 
 
 def before(x_P: Array) -> Array:
-    """Returns the sum of x over all earlier candidates, i32[P]."""
+    """Returns the sum of x over the candidates before each, in order of launch, i32[P]."""
     x_P = x_P.astype(jnp.int32)
     return jnp.cumsum(x_P) - x_P
 

@@ -637,8 +637,8 @@ def build_turns(
 def build_generators(
     config: Config, policy: Policy, mesh: Mesh
 ) -> tuple[Generator, Generator, tuple[int, int]]:
-    """Builds (the training generator, the evaluation generator, the prompts and samples that a call
-    can hold).
+    """Builds (the training generator, the evaluation generator, (the most prompts, the most
+    samples) of a call).
 
     Both generators have the same capacities: with equal sampler settings they are one compiled
     program.

@@ -22,8 +22,8 @@ class TrainState:
     """State that an update changes. An update donates it.
 
     Attributes:
-      params: all weights, float32. opt_state: optimizer state of the trainable weights only
-        (`policy.transformer.trainable`).
+      params: all weights, float32 (with LoRA frozen matrices have the compute dtype).
+      opt_state: optimizer state of the trainable weights only (`policy.transformer.trainable`).
       step: i32[], optimizer steps made. skipped: i32[], optimizer steps skipped because of a
         non-finite loss or gradient.
       skipped_in_row: i32[], optimizer steps skipped since the last one made.

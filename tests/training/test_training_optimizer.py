@@ -217,15 +217,15 @@ def test_muon_makes_each_layers_matrices_orthogonal():
     assert (ratio > 1).all() and (ratio < 1.6).all()
 
 
-def test_a_function_of_yours_is_an_optimizer(tmp_path, monkeypatch):
-    (tmp_path / "my_optimizers.py").write_text(
-        "import optax\ndef sgd(settings, rate, decays):\n    return optax.sgd(rate)\n"
-    )
+def test_a_function_of_yours_is_an_optimizer(tmp_path, monkeypatch, repo):
+    page = (repo / "rl_speed" / "update" / "README.md").read_text()
+    (tmp_path / "my_optimizers.py").write_text(page.split("```python\n")[1].split("```")[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = Optimizer(kind="my_optimizers:sgd", learning_rate=0.5, max_grad_norm=0, warmup_steps=0)
-    optimizer = make_optimizer(config, {"w": jnp.ones(3)})
-    updates, _ = optimizer.update({"w": jnp.ones(3)}, optimizer.init({"w": jnp.ones(3)}))
+    config = Optimizer(kind="my_optimizers:lion", learning_rate=0.5, weight_decay=0, warmup_steps=0)
+    weights = {"w": jnp.ones(3)}
+    optimizer = make_optimizer(config, weights)
+    updates, _ = optimizer.update({"w": jnp.ones(3)}, optimizer.init(weights), weights)
     np.testing.assert_allclose(updates["w"], -0.5)
     whole = Config(optimizer=config)
     whole.validate()

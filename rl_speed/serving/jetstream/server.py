@@ -84,7 +84,9 @@ class Servicer(orchestrator.LLMOrchestrator):
             text = request.text_content.text
             ids = self._tokenizer.ids(text)
             if not ids:
-                raise ValueError(f"the text {text[:40]!r} has no tokens; send a longer text")
+                raise ValueError(
+                    f"the text {text[:40]!r} encodes to no tokens; send one that is not empty"
+                )
         else:
             ids = list(request.token_content.token_ids)
             bad = [t for t in ids if not 0 <= t < engine.model.vocab_size]
