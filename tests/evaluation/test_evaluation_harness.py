@@ -415,7 +415,7 @@ def test_from_flags_to_results(workdir, monkeypatch, capsys):
     with pytest.raises(harness.Interrupted, match=r"^stopped \(with --step=2\)$") as told:
         harness.evaluate_policy(None, "default", {}, **flags)
     assert told.value.exit_status == 128 + signal.SIGTERM
-    for name in ("data.question_field", "data.on_bad_row"):
+    for name in ("data.question_field", "data.answer_field", "data.on_bad_row"):
         with pytest.raises(ValueError, match=f"config.{name} needs --data: "):
             harness.evaluate_policy(None, "default", {name: "skip"}, **flags)
     with pytest.raises(ValueError, match="config.model.path and --checkpoint both name a policy"):
@@ -581,6 +581,17 @@ def test_questions_left_out_are_told(policy, tmp_path):
         file_benchmark("few", file, encode, policy.tokenizer.encode, 20)
     with pytest.raises(ValueError, match="prompts are longer than config.data.max_prompt_length=2"):
         file_benchmark("few", file, encode, policy.tokenizer.encode, 2, "skip")
+
+
+def test_the_fields_of_a_file_are_named_by_flags(policy, tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"asked": "+1", "gold": "1", "answer": "2"}\n')
+    source = Source(EMBEDDED, tmp_path)
+    settings = resolve(EMBEDDED, overrides={"data.question_field": "asked"})
+    for field, answer in (("", "2"), ("gold", "1")):
+        settings.data.answer_field = field
+        (found,) = harness.load_benchmarks({"own": file}, settings, policy.tokenizer, source)
+        assert [prompt.answer for prompt in found.prompts] == [answer]
 
 
 def test_a_prompt_that_brings_its_instruction_gets_no_other():
