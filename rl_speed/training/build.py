@@ -110,7 +110,7 @@ from rl_speed.update.pools import PoolConfig, PoolSelector
 from rl_speed.update.reference import Reference
 from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import TrainState, state_shardings
-from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make_update
+from rl_speed.update.step import UpdateConfig, make_advantages, make_logprobs, make_update
 
 log = logging.getLogger(__name__)
 
@@ -904,7 +904,7 @@ def build_split_step(
         build_selector(config),
         update=make_update(policy.model, optimizer, mesh, settings),
         advantages=make_advantages(mesh, settings),
-        score=make_score(policy.model, mesh, shardings.params, settings),
+        logprobs=make_logprobs(policy.model, mesh, shardings.params, settings),
         mesh=mesh,
         reference=reference,
         transfer=transfer,

@@ -32,10 +32,10 @@ from rl_speed.sampling.rules import needs
 from rl_speed.targets import Target
 from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
-from rl_speed.training.split_step import scores_batch, uses_old_logprobs
+from rl_speed.training.split_step import needs_old_pass, uses_old_logprobs
 from rl_speed.update.ragged import PieceShape, Rows, make_plan
 from rl_speed.update.state import TrainState
-from rl_speed.update.step import UpdateConfig, make_score, make_update
+from rl_speed.update.step import UpdateConfig, make_logprobs, make_update
 
 # Fields that make a program smaller, most effective first.
 GENERATION_FIELDS = (
@@ -468,14 +468,14 @@ def plan_split(
     ]
     if held_out.config != generator.config:
         plan.insert(1, plan_evaluation(held_out, drawing, generation, length))
-    if reference or scores_batch(config):
-        score = make_score(
+    if reference or needs_old_pass(config):
+        logprobs = make_logprobs(
             policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings
         )
         plan.append(
             (
                 "scoring of old or reference log-probs",
-                lambda: score.lower(policy.params, batch.tokens, batch.mask, batch.group_ids),
+                lambda: logprobs.lower(policy.params, batch.tokens, batch.mask, batch.group_ids),
                 sharded_weights(policy.params),
                 ("config.training.micro_tokens", "config.model.head_chunk"),
             )

@@ -46,7 +46,7 @@ class SplitStep:
     Args:
       driver: generates and scores samples, and applies the rule.
       select: chooses the samples of a group to train on; None: all.
-      update, advantages, score: from `make_update`, `make_advantages` and `make_score`.
+      update, advantages, logprobs: from `make_update`, `make_advantages` and `make_logprobs`.
       mesh: the training mesh. reference: the reference policy of a KL penalty, if any.
       transfer: moves weights to the generation mesh; None: it is the training mesh.
     """
@@ -58,7 +58,7 @@ class SplitStep:
         select: PoolSelector | None,
         update: Callable,
         advantages: Callable,
-        score: Callable,
+        logprobs: Callable,
         mesh: Mesh,
         reference: Reference | None = None,
         transfer: Transfer | None = None,
@@ -78,7 +78,7 @@ class SplitStep:
         self._select = select
         self._update = update
         self._advantages = advantages
-        self._score = score
+        self._logprobs = logprobs
 
     @property
     def screening(self) -> Screening:
@@ -228,8 +228,8 @@ class SplitStep:
             return build_batch(rollouts, rows, width, c.replay.mask_prefix, part)
 
         batch = place_parts(make, rows, self._mesh)
-        scored = batch.tokens, batch.mask, batch.group_ids
-        old = self._score(state.params, *scored) if scores_batch(c) else None
+        tokens = batch.tokens, batch.mask, batch.group_ids
+        old = self._logprobs(state.params, *tokens) if needs_old_pass(c) else None
         if trains_on_prefixes(c) and old is not None:
             sampled = batch.behaviour_logprobs
             batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
@@ -237,7 +237,7 @@ class SplitStep:
             old = None
         ref = None
         if self.reference is not None:
-            ref = self._score(merge_trained(self.reference.params, state.params), *scored)
+            ref = self._logprobs(merge_trained(self.reference.params, state.params), *tokens)
         in_reward = ref is not None and o.kl_in == "reward"
         if advantages is None:
             advantages = self._advantages(
@@ -325,7 +325,7 @@ def uses_old_logprobs(config: Config) -> bool:
     return config.objective.old_logprobs != "behaviour"
 
 
-def scores_batch(config: Config) -> bool:
+def needs_old_pass(config: Config) -> bool:
     """Whether a forward pass over the whole batch computes its log-probs before the update.
 
     Replayed tokens alone need it only with several mini-batches or a KL penalty in the reward;

@@ -149,16 +149,16 @@ def stream_logprobs(
     return jax.tree.map(lambda x: x[0], found)
 
 
-def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
+def make_logprobs(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
     """Returns a jitted function (params, tokens i32[R, W], mask bool[R, W - 1], group_ids i32[R])
     -> log-probs f32[R, W - 1], computed by pieces on the mesh.
 
-    It computes recomputed old log-probs and those of the reference policy. Values after the last
+    For old log-probs that are recomputed, and those of the reference policy. Values after the last
     token of a row in the mask are 0.
     """
     weights = SplitWeights(model, mesh)
 
-    def score(params, tokens, mask, group_ids):
+    def logprobs(params, tokens, mask, group_ids):
         table = config.rows(tokens, mask, group_ids)
         shape = config.pieces(tokens, mesh, model)
         assignment = RowAssignment(table, row_shards(mesh), shape.sharing)
@@ -187,7 +187,7 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
         return jnp.where(jnp.arange(out.shape[1]) < table.length[:, None] - 1, out, 0.0)
 
     rows = batch_sharding(mesh)
-    return jax.jit(score, in_shardings=(param_shardings, rows, rows, rows), out_shardings=rows)
+    return jax.jit(logprobs, in_shardings=(param_shardings, rows, rows, rows), out_shardings=rows)
 
 
 def batch_advantages(config: UpdateConfig, batch: Batch) -> Array:

@@ -127,7 +127,7 @@ def test_kl_in_the_reward_is_that_of_the_policy_that_sampled(whole, tmp_path):
     trainer = Trainer(small(1, kl_in="reward"), tmp_path)
     step = trainer.rl_step
     # Of the reference.
-    step._score = lambda params, tokens, mask, ids: np.full(
+    step._logprobs = lambda params, tokens, mask, ids: np.full(
         (len(tokens), tokens.shape[1] - 1), -2.0, np.float32
     )
     step._advantages = lambda batch, gap: seen.append((batch, gap))

@@ -25,7 +25,7 @@ from rl_speed.update.step import (
     apply_gradients,
     gradients,
     make_advantages,
-    make_score,
+    make_logprobs,
     make_update,
 )
 
@@ -180,12 +180,12 @@ def test_padding_rows_change_nothing(params):
     assert_close(b, jax.tree.map(lambda x: scale * x, c))
 
 
-def test_scores_are_the_tempered_log_probs_of_each_row(params):
+def test_logprobs_are_tempered_and_of_each_row(params):
     """Old and reference log-probs, in pieces of rows that lie apart."""
     batch = batch_of(make_groups())
     mesh = make_mesh()
     shardings = state_shardings(MODEL, optax.sgd(1.0), mesh).params
-    got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_tokens=32))(
+    got = make_logprobs(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_tokens=32))(
         params, batch.tokens, batch.mask, batch.group_ids
     )
     logprobs = jax.nn.log_softmax(
