@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from rl_speed.policy import ModelConfig
-from rl_speed.policy.config import FAMILIES
+from rl_speed.policy.config import FAMILIES as OURS
 from rl_speed.runtime.metrics import write_atomically
 
+FAMILIES = ("llama", "qwen2", "qwen3")
 # Part of a layer in GGUF -> in Hugging Face's directories.
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -55,7 +56,11 @@ _WORDS = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPLITS = {"smollm": "", "qwen2": _WORDS % r"\p{N}", "llama-bpe": _WORDS % r"\p{N}{1,3}"}
-CONTROL = 3  # a token's type
+# Pre-tokenizers that take a word of the vocabulary whole, and begin each text with the token that
+# begins one, unless the file says otherwise.
+WHOLE_WORDS = BEGINS = ("llama-bpe",)
+# A token's type: its text is never made of merges; a control token is no part of a text.
+CONTROL, USER_DEFINED = 3, 4
 
 
 def fields_of(reader: Any) -> dict[str, Any]:
@@ -79,8 +84,10 @@ def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Any], dtype: str)
     config["rms_norm_eps"] = float(np.format_float_positional(np.float32(config["rms_norm_eps"])))
     heads = config["num_attention_heads"]
     width = fields.get(f"{family}.attention.key_length", config["hidden_size"] // heads)
+    if (rotated := fields.get(f"{family}.rope.dimension_count", width)) != width:
+        raise ValueError(f"{rotated} of the {width} dimensions of a head are rotated; known is all")
     return {
-        "architectures": [FAMILIES[family].architecture],
+        "architectures": [OURS[family].architecture],
         "model_type": family,
         **config,
         "head_dim": width,
@@ -88,7 +95,7 @@ def config_of(fields: Mapping[str, Any], tensors: Mapping[str, Any], dtype: str)
         "tie_word_embeddings": "output.weight" not in tensors,
         "hidden_act": "silu",
         "torch_dtype": dtype,
-        **{k: v for k, v in FAMILIES[family].written.items() if v is not None},
+        **{k: v for k, v in OURS[family].written.items() if v is not None},
         **special_ids(fields),
     }
 
@@ -134,7 +141,15 @@ def weights_of(reader: Any, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """(the tokenizer, tokenizer_config.json). Raises ValueError for one of another kind."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+    )
 
     kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if kind[0] != "gpt2" or kind[1] not in SPLITS:
@@ -145,7 +160,9 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=False))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind[1] in WHOLE_WORDS)
+    )
     first = (
         pre_tokenizers.Split(Regex(SPLITS[kind[1]]), "isolated")
         if SPLITS[kind[1]]
@@ -155,8 +172,17 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
     types = fields["tokenizer.ggml.token_type"]
-    special = [token for token, of in zip(tokens, types) if of == CONTROL]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    for token, of in zip(tokens, types):
+        if of in (CONTROL, USER_DEFINED):
+            added = AddedToken(token, special=of == CONTROL, normalized=False)
+            (tokenizer.add_special_tokens if of == CONTROL else tokenizer.add_tokens)([added])
+    if fields.get("tokenizer.ggml.add_bos_token", kind[1] in BEGINS):
+        bos = special_ids(fields).get("bos_token_id")
+        if bos is None:
+            raise ValueError("a text begins with a token that the file does not name")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+        )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -185,8 +211,8 @@ def convert(file: Path, out: Path, dtype: str = "float32") -> ModelConfig:
         tokenizer, settings = tokenizer_of(fields)
         weights = weights_of(reader, config)
         model = ModelConfig.from_hf(config)
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{file}: {error}") from None
+    except (ValueError, LookupError, NotImplementedError) as error:
+        raise ValueError(f"{file}: {str(error) or 'it cannot be read'}") from None
     out.mkdir(parents=True, exist_ok=True)
     kind = np.float32 if dtype == "float32" else ml_dtypes.bfloat16
     stored = {name: x.astype(kind) for name, x in weights.items()}

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from rl_speed.data.chain import generator_of, held_out
-from rl_speed.data.loaders import load_rows
+from rl_speed.data.loaders import DataError, load_rows
 
 FILES = ("cold_start", "train", "test")
 # Questions made by rule, for each file.
@@ -71,25 +71,33 @@ def of_file(path: str | Path) -> tuple[Rows, Rows, Rows]:
     """Returns the rows of each of `FILES`, of the word problems in `path` whose answer is an
     integer.
 
-    Raises `loaders.DataError`, which names file and line.
+    Raises `loaders.DataError`, which names the file, and the line if one is at fault.
     """
-    rows = {row.question: row.answer for row in load_rows(path, keep="integer")[0]}
+    found = load_rows(path, keep="integer")[0]
+    rows = {row.question: str(int(Fraction(row.answer.replace(",", "")))) for row in found}
     texts = [text for text in rows if not held_out(text)]
     train = [texts[i] for i in generator_of("train", 0, 0).permutation(len(texts))]
     first = round(COLD_START * len(train))
     solved = {text: equation(text, int(rows[text])) for text in train[:first]}
-    return (
+    parts = (
         [{"question": t, "answer": rows[t], "solution": s} for t, s in solved.items() if s],
         [{"question": t, "answer": rows[t]} for t in train[first:]],
         [{"question": t, "answer": rows[t]} for t in rows if held_out(t)],
     )
+    for name, part in zip(FILES, parts):
+        if not part:
+            raise DataError(
+                f"{path}: its {len(rows)} questions with an integer as answer leave none for "
+                f"{name}.jsonl; give a larger file"
+            )
+    return parts
 
 
 def equation(text: str, answer: int) -> str:
     """Returns an equation of two or else three integers of `text`, in any order, whose value is
     `answer`; "" if there is none.
     """
-    found = re.findall(r"(?<![\d.])\d+(?:,\d{3})*(?!\.?\d)", text)
+    found = re.findall(r"(?<![\d.,])\d+(?:,\d{3})*(?![\d.,]*\d)", text)
     numbers = [int(number.replace(",", "")) for number in found]
     for count in (2, 3):
         for first, *others in itertools.permutations(numbers, count):
@@ -121,4 +129,7 @@ def main(folder: str, file: str = "") -> None:
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except (DataError, OSError) as error:
+        sys.exit(f"error: {error}")

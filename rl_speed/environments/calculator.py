@@ -60,9 +60,9 @@ def evaluate(expression: str) -> str | None:
         return None
     try:
         value = _value(ast.parse(expression.strip().replace(",", ""), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return str(value.numerator) if value.denominator == 1 else f"{float(value):.6g}"
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
-    return str(value.numerator) if value.denominator == 1 else f"{float(value):.6g}"
 
 
 def _value(node: ast.AST) -> Fraction:

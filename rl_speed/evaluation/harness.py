@@ -20,7 +20,7 @@ from rl_speed.evaluation.benchmarks import Benchmark, file_benchmark, longest_pr
 from rl_speed.evaluation.measures import summarise
 from rl_speed.evaluation.responses import ResponseFile, identity_of, model_facts
 from rl_speed.evaluation.settings import capacities, fingerprint, parse_k, resolve
-from rl_speed.evaluation.source import Source, digest, find_source, load_policy
+from rl_speed.evaluation.source import Source, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import row_shards
 from rl_speed.policy import load_tokenizer, prompt_encoder
@@ -31,6 +31,7 @@ from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import Stopped, stop_on_signals
 from rl_speed.sampling import SamplerConfig
 from rl_speed.training import build
+from rl_speed.update.state import digest
 
 PREFILL_CHUNK = 32
 

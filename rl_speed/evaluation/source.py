@@ -3,14 +3,9 @@ its checkpoints, or the embedded policy.
 """
 
 import dataclasses
-import hashlib
 import logging
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
@@ -23,6 +18,7 @@ from rl_speed.runtime.checkpoint import CheckpointError, restore_params
 from rl_speed.runtime.checkpoint_folder import checkpoint_folder, saved_steps
 from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
 from rl_speed.training import build
+from rl_speed.update.state import frozen_digest
 
 log = logging.getLogger(__name__)
 
@@ -152,10 +148,11 @@ def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Polic
     policy = read(config, mesh)
     steps = [source.step] if source.step is not None else saved_steps(source.checkpoints)[::-1]
     failures = []
+    frozen = frozen_digest(policy.model, policy.params)
     for step in steps:
         try:
             like = trainable(policy.model, policy.params)
-            found = restore_params(source.checkpoints / str(step), like)
+            found = restore_params(source.checkpoints / str(step), like, frozen)
             policy.params = merge_trained(found, policy.params)
             return policy, step
         except CheckpointError:
@@ -167,29 +164,3 @@ def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Polic
         f"no checkpoint in {source.checkpoints} can be read; {failures[0]}. Restore one of them "
         "from a copy"
     )
-
-
-@jax.jit
-def _sums(params: Any) -> jax.Array:
-    """Checksum of each weight array, u32[leaves]: sum of bits times an odd number per position,
-    modulo 2^32; the same on every mesh.
-    """
-
-    def one(x):
-        bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-        place = sum(
-            (
-                jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-                * jnp.uint32(2 * 7919 ** (axis + 1) % 2**32)
-                for axis in range(x.ndim)
-            ),
-            jnp.uint32(1),
-        )
-        return jnp.sum(bits * place, dtype=jnp.uint32)
-
-    return jnp.stack([one(x) for x in jax.tree.leaves(params)])
-
-
-def digest(params: Any) -> str:
-    """Digest of a policy's weights, 16 hexadecimal digits; the same from any source and mesh."""
-    return hashlib.sha256(np.asarray(_sums(params)).astype("<u4").tobytes()).hexdigest()[:16]

@@ -116,7 +116,8 @@ class Checkpointer:
     Args:
       directory: visible to all processes; local, or from `checkpoint_folder`. keep: checkpoints to
         keep. hosts: processes of the run; None: one process. owner: claim on the directory, checked
-        before each save; None: not checked.
+        before each save; None: not checked. frozen: digest of the weights that the state lacks
+        (`update.state.frozen_digest`).
 
     Attributes:
       failures: saves that failed since this object was made. last_failure: the latest error.
@@ -129,7 +130,9 @@ class Checkpointer:
         keep: int,
         hosts: Hosts | None = None,
         owner: Owner | None = None,
+        frozen: str = "",
     ):
+        self._frozen = frozen
         self._directory = epath.Path(directory)
         self._keep = keep
         self._remote = str(directory).startswith(REMOTE)
@@ -199,6 +202,7 @@ class Checkpointer:
             self._owner.require()
         values, arrays = split_host(host)
         values["layout"] = describe_tree(state)
+        values["frozen"] = self._frozen
         # Orbax refuses an empty tree. The marker also separates a checkpoint without host arrays
         # from a damaged one.
         arrays = {"saved": np.ones((1,), np.int32)} | arrays
@@ -298,6 +302,7 @@ class Checkpointer:
             "host"
         ]
         saved = values.pop("layout")
+        _require_frozen(self._directory / str(step), values.pop("frozen", ""), self._frozen)
         mine = describe_tree(like)
         has_reference = values.pop("has_reference", False) and reference is not None
         if saved != mine:
@@ -429,11 +434,22 @@ def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.Checkpoin
     )
 
 
-def restore_params(directory: str | os.PathLike, like: Any) -> Any:
-    """Restore only the parameters of one checkpoint.
+def _require_frozen(directory: epath.Path, saved: str, now: str) -> None:
+    """Raises CheckpointError if the weights that a checkpoint lacks are not those of its run."""
+    if saved != now:
+        raise CheckpointError(
+            f"{directory} holds trained weights only, and the others (config.model.path, or "
+            "config.model.lora_alpha) are not those that they were trained with: "
+            f"{now or 'none'}, not {saved or 'none'}. Restore the model of that run"
+        )
+
+
+def restore_params(directory: str | os.PathLike, like: Any, frozen: str = "") -> Any:
+    """Restore only the trained parameters of one checkpoint.
 
     Args:
       directory: .../checkpoints/STEP, of any run. like: shapes and shardings of the parameters.
+      frozen: as of `Checkpointer`.
 
     Raises:
       CheckpointError: the checkpoint is of another model; names the first array that differs.
@@ -443,11 +459,11 @@ def restore_params(directory: str | os.PathLike, like: Any) -> Any:
     if not str(directory).startswith(REMOTE):
         directory = directory.resolve()
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-        layout = reader.restore(directory / "host", args=ocp.args.JsonRestore())["layout"]
+        host = reader.restore(directory / "host", args=ocp.args.JsonRestore())
     # An RL state is a dataclass; a supervised fine-tuning state is a dictionary.
     saved = {
         name.removeprefix(prefix): shape
-        for name, shape in layout.items()
+        for name, shape in host["layout"].items()
         for prefix in (".params", "['params']")
         if name.startswith(f"{prefix}[")
     }
@@ -459,6 +475,7 @@ def restore_params(directory: str | os.PathLike, like: Any) -> Any:
             f"{mine.get(different[0], 'absent')} in this model. Use the model of that run "
             "(config.model), or another checkpoint"
         )
+    _require_frozen(directory, host.get("frozen", ""), frozen)
     item = {"params": like}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         return reader.restore(

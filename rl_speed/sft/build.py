@@ -102,7 +102,10 @@ def explain_out_of_memory(
         new_model(config, mesh)
         if m.path in POLICIES
         else ModelConfig.from_hf(
-            read_json(Path(model_directory(m.path, weights=False)) / "config.json")
+            read_json(Path(model_directory(m.path, weights=False)) / "config.json"),
+            dtype=m.compute_dtype,
+            remat=m.remat,
+            lora=m.lora,
         )
     )
     params = abstract_params(model)

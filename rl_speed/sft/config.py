@@ -191,6 +191,7 @@ FREE = (
     "out",
     "model.remat",
     "model.head_chunk",
+    "optimizer.moments_on_host",
     "training.micro_tokens",
     "mesh.",
     "evaluation.",

@@ -122,8 +122,8 @@ def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], 
         for key in keys
     }
     count = sum(at < share for at in place.values())
-    if share > 0 and len(place) > 1:
-        count = min(max(count, 1), len(place) - 1)
+    if share > 0:
+        count = max(min(max(count, 1), len(place) - 1), 0)
     held = set(sorted(place, key=place.get)[:count])
 
     def side(out):

@@ -35,7 +35,7 @@ from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
 from rl_speed.update.ragged import PieceShape, Ragged, RowAssignment, Rows
-from rl_speed.update.state import all_finite, state_shardings, to_device, to_space_of
+from rl_speed.update.state import all_finite, frozen_digest, state_shardings, to_device, to_space_of
 from rl_speed.update.step import row_lengths, stream_logprobs
 
 Array = jax.Array
@@ -312,7 +312,9 @@ class SFTTrainer:
         owner = Owner(folder, self.workdir, settings, Hosts())
         owner.check(goes_on=path.exists() or not self._config.checkpoints.dir)
         owner.claim()
-        self._checkpoints = Checkpointer(folder, keep=2, owner=owner)
+        self._checkpoints = Checkpointer(
+            folder, keep=2, owner=owner, frozen=frozen_digest(self.parts.model, self.params)
+        )
         found = self._checkpoints.restore_newest(self._to_save())
         if found is not None:
             self.step, state, host = found

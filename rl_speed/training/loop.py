@@ -51,7 +51,14 @@ from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
 from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.update.reference import Reference
-from rl_speed.update.state import TrainState, init_state, is_sound, make_snapshot, state_shardings
+from rl_speed.update.state import (
+    TrainState,
+    frozen_digest,
+    init_state,
+    is_sound,
+    make_snapshot,
+    state_shardings,
+)
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +245,11 @@ class Trainer:
     def _open(self) -> None:
         self._owner.claim()
         self._checkpoints = Checkpointer(
-            self._folder, self.config.checkpoints.keep, self.hosts, owner=self._owner
+            self._folder,
+            self.config.checkpoints.keep,
+            self.hosts,
+            owner=self._owner,
+            frozen=frozen_digest(self.policy.model, self.state.params),
         )
         latest = self._checkpoints.latest()
         if latest is not None:
@@ -757,10 +768,10 @@ class Trainer:
 
 
 def _require_same_base(earlier: Mapping[str, Any], model: Model) -> None:
-    """Raises ValueError if a run with adapters would continue on other weights, or scale its
-    adapters differently: its checkpoints hold neither.
+    """Raises ValueError if a run with adapters would continue with others, or scale them
+    differently.
     """
-    for name in ("path", "lora_rank", "lora_alpha", "lora_targets"):
+    for name in ("lora_rank", "lora_alpha", "lora_targets"):
         now = getattr(model, name)
         before = earlier.get(name, now)
         if before != now:

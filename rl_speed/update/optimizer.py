@@ -118,11 +118,10 @@ def _muon(config: Optimizer, rate: optax.Schedule, decays: Any) -> optax.Gradien
         axes = tuple(range(1, weight.ndim))
         return optax.contrib.MuonDimensionNumbers(axes[:inputs], axes[inputs:])
 
-    return optax.contrib.muon(
-        rate,
+    step = optax.contrib.muon(
+        1.0,
         eps=config.eps,
-        weight_decay=config.weight_decay,
-        weight_decay_mask=decays,
+        weight_decay=0.0,
         mu_dtype=config.moment_dtype,
         adam_b1=config.b1,
         adam_b2=config.b2,
@@ -132,6 +131,9 @@ def _muon(config: Optimizer, rate: optax.Schedule, decays: Any) -> optax.Gradien
         ),
         consistent_rms=0.2,
     )
+    # muon's own decay leaves out the weights that AdamW trains, such as the head.
+    decay = optax.add_decayed_weights(-config.weight_decay, decays)
+    return optax.chain(step, decay, optax.scale_by_schedule(rate))
 
 
 OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor, "muon": _muon}

@@ -1,9 +1,12 @@
 """The state of a training run on its devices, and the sharding of its arrays."""
 
+import functools
+import hashlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jax.sharding import Mesh
@@ -59,6 +62,8 @@ def state_shardings(
 ) -> TrainState:
     """Returns a TrainState of NamedShardings: weights by TRAIN_RULES, optimizer moments of their
     shapes like their weights (in the host's memory for `OnHost`), the rest replicated.
+
+    Raises ValueError for an optimizer whose moments are not trees like the weights.
     """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
@@ -73,15 +78,22 @@ def state_shardings(
             return x if masked(x) else whole
         return sharding.with_memory_kind(HOST) if isinstance(optimizer, OnHost) else sharding
 
-    opt_state = optax.tree_map_params(
-        optimizer,
-        place,
-        jax.eval_shape(optimizer.init, trained),
-        trained,
-        trainable(config, params),
-        transform_non_params=lambda _: whole,
-        is_leaf=masked,
-    )
+    try:
+        opt_state = optax.tree_map_params(
+            optimizer,
+            place,
+            jax.eval_shape(optimizer.init, trained),
+            trained,
+            trainable(config, params),
+            transform_non_params=lambda _: whole,
+            is_leaf=masked,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"the state of this optimizer (config.optimizer.kind) cannot be split over devices: "
+            f"{error}. Its moments must be trees like the weights, as optax.tree_map_params reads "
+            "them"
+        ) from None
     return TrainState(
         params=params, opt_state=opt_state, step=whole, skipped=whole, skipped_in_row=whole
     )
@@ -144,3 +156,41 @@ def all_finite(tree: Any) -> bool:
 @jax.jit
 def _all_finite(leaves: list[jax.Array]) -> jax.Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _sums(params: Any, dtype: Any) -> jax.Array:
+    """Checksum of each weight array rounded to `dtype`, u32[leaves]: sum of bits times an odd
+    number per position, modulo 2^32; the same on every mesh.
+    """
+
+    def one(x):
+        bits = jax.lax.bitcast_convert_type(x.astype(dtype).astype(jnp.float32), jnp.uint32)
+        place = sum(
+            (
+                jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+                * jnp.uint32(2 * 7919 ** (axis + 1) % 2**32)
+                for axis in range(x.ndim)
+            ),
+            jnp.uint32(1),
+        )
+        return jnp.sum(bits * place, dtype=jnp.uint32)
+
+    return jnp.stack([one(x) for x in jax.tree.leaves(params)])
+
+
+def digest(params: Any, dtype: Any = jnp.float32) -> str:
+    """Digest of weights rounded to `dtype`, 16 hexadecimal digits; the same from any source and on
+    any mesh.
+    """
+    sums = np.asarray(_sums(params, dtype)).astype("<u4")
+    return hashlib.sha256(sums.tobytes()).hexdigest()[:16]
+
+
+def frozen_digest(model: ModelConfig, params: Any) -> str:
+    """Digest of the weights that are not trained (rounded to bfloat16, as they may be held) and the
+    settings of adapters; "" if all are trained. A checkpoint lacks what it describes.
+    """
+    trained = jax.tree.leaves(trainable(model, params), is_leaf=lambda x: x is None)
+    rest = [x for x, kept in zip(jax.tree.leaves(params), trained) if kept is None]
+    return f"{digest(rest, jnp.bfloat16)} {model.lora}" if rest else ""

@@ -49,6 +49,7 @@ def test_questions_by_rule_have_their_answers_and_no_question_is_in_two_files():
         ("48,097 bushels and 684 more", 48781, "48097 + 684 = 48781"),
         ("36 flowers for 4 vases of 0", 9, "36 / 4 = 9"),
         ("3.5 miles and 2 more", 5, ""),
+        ("1,234.5 liters, 3 more, and 1", 4, "3 + 1 = 4"),
         ("7 apples", 7, ""),
     ],
 )
@@ -63,6 +64,7 @@ def test_word_problems_are_divided_and_written(tmp_path, capsys):
     rows = [
         {"question": f"{i} cats and {i + 1} dogs?", "answer": f"{2 * i + 1}"} for i in range(90)
     ]
+    rows[7]["answer"], rows[8]["answer"] = "1,015", "17.0"
     rows.append({"question": "How long?", "answer": "2.5"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arithmetic.main(str(tmp_path / "out"), str(path))
@@ -76,6 +78,10 @@ def test_word_problems_are_divided_and_written(tmp_path, capsys):
     assert all(held_out(row["question"]) == (rows is found[2]) for rows in found for row in rows)
     assert found[0][0]["solution"].endswith(f"= {found[0][0]['answer']}")
     assert capsys.readouterr().out.count("questions") == 3
+    assert {"1015", "17"} <= {row["answer"] for row in sum(found, [])}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    with pytest.raises(DataError, match="words.jsonl: its 2 questions .* leave none for "):
+        arithmetic.main(str(tmp_path / "few"), str(path))
     path.write_text("no row\n")
     with pytest.raises(DataError, match="words.jsonl"):
         arithmetic.of_file(path)

@@ -26,7 +26,7 @@ from rl_speed.evaluation.benchmarks import file_benchmark, parse_specs
 from rl_speed.evaluation.intervals import same_questions
 from rl_speed.evaluation.responses import OtherEvaluation, ResponseFile
 from rl_speed.evaluation.settings import resolve
-from rl_speed.evaluation.source import Source, digest, find_source, load_policy
+from rl_speed.evaluation.source import Source, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
@@ -35,7 +35,7 @@ from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling.sharded import sample_sharded
 from rl_speed.training import build
-from rl_speed.update.state import init_state, state_shardings
+from rl_speed.update.state import digest, init_state, state_shardings
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -28,7 +28,8 @@ def vocabulary():
     """Bytes as GPT-2 writes them, a few merges, and two special tokens."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     merges = ["i s", "Ġ is", "W h", "a t", "Wh at"]
-    return [*letters, *(m.replace(" ", "") for m in merges), "<|im_start|>", "<|im_end|>"], merges
+    whole = [m.replace(" ", "") for m in merges]
+    return [*letters, *whole, "<think>", "<|im_start|>", "<|im_end|>"], merges
 
 
 def write(path, family, quantization="F32", **changed):
@@ -53,18 +54,20 @@ def write(path, family, quantization="F32", **changed):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(changed.get("pre", pre))
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * (len(tokens) - 2) + [3, 3])
+    writer.add_token_types([1] * (len(tokens) - 3) + [4, 3, 3])
     writer.add_token_merges(merges)
     writer.add_bos_token_id(len(tokens) - 2)
     writer.add_eos_token_id(len(tokens) - 1)
     writer.add_chat_template("{{ messages[0]['content'] }}")
     for name, value in changed.get("fields", {}).items():
-        writer.add_string(name, value)
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(name, value)
     kind = gguf.GGMLQuantizationType[quantization]
 
     def add(name, *shape, near=0.0):
         x = (near + 0.3 * rng.standard_normal(shape)).astype(np.float32)
-        if len(shape) == 2:
+        if quantization == "I8":
+            writer.add_tensor(name, x.astype(np.int8))
+        elif len(shape) == 2:
             writer.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, x)
@@ -122,6 +125,25 @@ def test_log_probs_and_tokens_are_transformers_own(family, quantization, tmp_pat
     np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+def test_tokens_of_the_files_own_and_the_token_that_begins_a_text(tmp_path):
+    tokens, _ = vocabulary()
+    think, start = tokens.index("<think>"), tokens.index("<|im_start|>")
+    for family, pre, begins in (
+        ("qwen2", "qwen2", []),
+        ("llama", "smollm", []),
+        ("llama", "llama-bpe", [start]),
+    ):
+        out = tmp_path / pre
+        import_gguf.convert(write(tmp_path / "m.gguf", family, pre=pre), out)
+        tokenizer = load_tokenizer(out)
+        ids = tokenizer.encode("<think>at")
+        assert ids == [*begins, think, tokens.index("at")]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>at"
+        # Only some take a word of the vocabulary whole that no merges make.
+        whole = tokenizer.encode("What", add_special_tokens=False)
+        assert whole == [tokens.index("What")]
+
+
 def test_what_is_not_known_is_refused(tmp_path):
     def refused(message, family="llama", **changed):
         path = write(tmp_path / "bad.gguf", family, **changed)
@@ -131,13 +153,21 @@ def test_what_is_not_known_is_refused(tmp_path):
 
     refused("pre-tokenizer 'gpt-4o': known are", pre="gpt-4o")
     refused("rotary scaling", fields={"llama.rope.scaling.type": "yarn"})
-    with pytest.raises(ValueError, match="architecture 'gemma3' is none of qwen2, qwen3, llama"):
-        import_gguf.config_of({"general.architecture": "gemma3"}, {}, "float32")
+    refused("8 of the 16 dimensions", fields={"llama.rope.dimension_count": 8})
+    refused("I8", quantization="I8")
+    for name in ("gemma3", "smollm3", "mistral"):
+        with pytest.raises(ValueError, match=f"architecture '{name}' is none of llama, qwen2, qw"):
+            import_gguf.config_of({"general.architecture": name}, {}, "float32")
     with pytest.raises(ValueError, match="tensor 'blk.0.ffn_gate_exps.weight' is none"):
         import_gguf.name_of("blk.0.ffn_gate_exps.weight")
     (tmp_path / "text.gguf").write_text("no such file format, whatever its name says")
     with pytest.raises(ValueError, match="text.gguf: "):
         import_gguf.convert(tmp_path / "text.gguf", tmp_path / "out")
+    whole = write(tmp_path / "whole.gguf", "llama").read_bytes()
+    for size in (2000, len(whole) - 400):
+        (tmp_path / "text.gguf").write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="text.gguf: "):
+            import_gguf.convert(tmp_path / "text.gguf", tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     with pytest.raises(ValueError, match="full is not empty"):

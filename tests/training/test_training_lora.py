@@ -1,10 +1,12 @@
 """Runs that train adapters: RL in both drivers and supervised, resumed, exported, evaluated."""
 
+import dataclasses
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from untimed import untimed
 
 from rl_speed.config.presets import embedded, tiny
@@ -13,6 +15,7 @@ from rl_speed.evaluation.settings import resolve
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import load_hf
 from rl_speed.policy.hf import stored_tensors
+from rl_speed.runtime.checkpoint import CheckpointError
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.serving.policy import load_policy as serve_policy
 from rl_speed.sft.build import build
@@ -82,10 +85,33 @@ def test_a_checkpoint_holds_the_adapters_and_a_run_goes_on_from_it(whole, tmp_pa
         return sum(file.stat().st_size for file in files if file.is_file())
 
     assert size(tmp_path) < 0.6 * size(full)
-    path = policy_directory(settings(1))
-    for name, value in {"lora_rank": 2, "lora_alpha": 8.0, "path": path}.items():
+    for name, value in {"lora_rank": 2, "lora_alpha": 8.0}.items():
         with pytest.raises(ValueError, match=f"config.model.{name}=.* cannot change it"):
             Trainer(settings(4, **{f"model.{name}": value}), tmp_path)
+
+
+def test_adapters_go_with_the_weights_that_they_were_trained_beside(whole, tmp_path):
+    """The base may move, but not change: neither resumed nor evaluated."""
+    base = tmp_path / "base"
+    shutil.copytree(policy_directory(settings(1)), base)
+    run = tmp_path / "run"
+    shutil.copytree(whole[1], run, ignore=shutil.ignore_patterns("policy"))
+
+    def evaluated():
+        of = source.find_source(checkpoint=str(run))
+        of = dataclasses.replace(of, directory=str(base))
+        return source.load_policy(of, resolve(str(base), of.config), make_mesh())
+
+    assert Trainer(settings(4, **{"model.path": str(base)}), run).step == 4
+    assert evaluated()[1] == 4
+    tensors = load_file(base / "model.safetensors")
+    name = next(name for name in tensors if "q_proj" in name)
+    tensors[name] = tensors[name] * np.float32(1.02)
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="not those that they were trained with"):
+        Trainer(settings(5, **{"model.path": str(base)}), run)
+    with pytest.raises(CheckpointError, match="not those that they were trained with"):
+        evaluated()
 
 
 def test_a_checkpoint_is_evaluated_and_served_as_its_export(whole, tmp_path):

@@ -121,7 +121,8 @@ def test_all_turns_of_the_assistant_are_learned_of_messages(qwen, tmp_path):
     plain, chat = map(list, zip(*(learned(qwen, example) for example in found[3:])))
     assert chat == [["So 4.<|im_end|>"]] * 2
     assert plain == [qwen.decode(encode_prompt(qwen, "2+2?", "chat"))] * 2
-    assert {len(side) for side in hold_out(found, 0.5)} == {0, 5}  # one question, on one side
+    for share in (0.5, 1.0):  # the only question is trained on
+        assert list(map(len, hold_out(found, share))) == [5, 0]
 
 
 @pytest.mark.parametrize("null", ["NaN", "None", " "])
