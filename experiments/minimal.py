@@ -2,12 +2,9 @@
 
     python experiments/minimal.py [--steps=60] [--seed=0]        # under a minute on two cores
 
-It is the default path of experiments/train.py without warm-up, with padded rows and with weight
-decay on all weights. `Speed.decide` (sampling/rules.py) is the method: prompts get 4 samples each;
-those neither always nor never solved get 20 more, in a call that also screens the next ones. A step
-trains once on 16 such groups, with all 24 samples of each; an advantage is the reward minus the
-mean of the other 23. (The paper's Algorithm 2 as it stands is driver.screening="fixed",
-driver.continuation="at_once".)
+The default path of experiments/train.py, but for warm-up, packed rows and norms without weight
+decay. `Speed.decide` is the method: prompts get 4 samples each; those neither always nor never
+solved get 20 more, in a call that screens the next ones. A step trains once on 16 groups of 24.
 """
 
 import argparse

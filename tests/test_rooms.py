@@ -33,6 +33,7 @@ EXAMPLES = {
     "my_losses.py",
     "my_advantages.py",
     "my_environments.py",
+    "my_optimizers.py",
     "my_rewards.py",
     "ported_rewards.py",
     "configs/FILE.py",

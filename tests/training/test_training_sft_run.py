@@ -343,8 +343,7 @@ def test_out_of_memory_names_the_flags_of_this_command(settings):
         assert part in text
     assert "--" not in text and "more" not in text.splitlines()[1]
     few = changed(settings, model__lora_rank=2, model__compute_dtype="bfloat16")
-    text = explain_out_of_memory(few, error, layout=Layout(16, 12))
-    assert "weights (sharded, bfloat16)" in text
+    assert "weights (sharded, bfloat16)" in explain_out_of_memory(few, error)
     model = load_hf(settings.model.path)[1]
     weights = size_text(4 * num_params(model))
     # Both moments, and two counts.

@@ -305,7 +305,7 @@ def test_mini_batches_without_samples_are_left_out_and_counted(params):
         select=None,
         update=make_update(MODEL, optimizer, mesh, CONFIG),
         advantages=make_advantages(mesh, CONFIG),
-        score=None,
+        logprobs=None,
         mesh=mesh,
     )
     (group,) = make_groups(groups=1)
