@@ -63,11 +63,19 @@ def state_shardings(
     """Returns a TrainState of NamedShardings: weights by TRAIN_RULES, optimizer moments of their
     shapes like their weights (in the host's memory for `OnHost`), the rest replicated.
 
-    Raises ValueError for an optimizer whose moments are not trees like the weights.
+    Raises ValueError for an optimizer whose moments are not trees like the weights, or are to be in
+    a host's memory that the devices do not know.
     """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
     trained = trainable(config, abstract_params(config))
+    on_host = isinstance(optimizer, OnHost)
+    if on_host and params["embed"].with_memory_kind(HOST).memory_kind != HOST:
+        raise ValueError(
+            "config.optimizer.moments_on_host=True: these devices know no memory of a host. Chips "
+            "that are only compiled for (--target) may have none: leave it out there, and take the "
+            "optimizer's part off what a device holds"
+        )
 
     def masked(x):
         """Stands for a weight that one of several optimizers leaves to another."""
@@ -76,7 +84,7 @@ def state_shardings(
     def place(x, of, sharding):
         if masked(x) or x.shape != of.shape:
             return x if masked(x) else whole
-        return sharding.with_memory_kind(HOST) if isinstance(optimizer, OnHost) else sharding
+        return sharding.with_memory_kind(HOST) if on_host else sharding
 
     try:
         opt_state = optax.tree_map_params(

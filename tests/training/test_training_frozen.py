@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 from test_training_step import CONFIG, MODEL, batch_of, make_groups
 
 from rl_speed.config import Optimizer
@@ -180,6 +181,21 @@ def test_moments_on_the_host_change_nothing_and_checkpoints_go_either_way(axes, 
     assert on_host(restored.opt_state) == 2 * count
     again = jax.device_get(update(restored)[0])
     jax.tree.map(np.testing.assert_array_equal, again, made[True])
+
+
+def test_devices_that_know_no_host_are_refused(monkeypatch):
+    """Such as those of a compiler for chips that are not here, which leaves the kind out."""
+    optimizer = make_optimizer(
+        dataclasses.replace(SETTINGS, moments_on_host=True), abstract_params(MODEL)
+    )
+    monkeypatch.setattr(NamedSharding, "with_memory_kind", lambda self, kind: self)
+    with pytest.raises(ValueError, match="config.optimizer.moments_on_host=True: these devices"):
+        state_shardings(MODEL, optimizer, make_mesh())
+
+
+def test_an_optimizer_whose_moments_are_no_trees_is_refused_by_name():
+    with pytest.raises(ValueError, match="config.optimizer.kind.*trees like the weights"):
+        state_shardings(MODEL, optax.flatten(optax.adam(1e-3)), make_mesh())
 
 
 def test_supervised_training_leaves_frozen_weights_too():
