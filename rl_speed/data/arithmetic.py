@@ -5,7 +5,7 @@
 
 writes cold_start.jsonl (questions with solutions, for experiments/sft.py), train.jsonl (questions
 for RL) and test.jsonl (held-out questions: one in eight, by a hash of the text). No question is in
-two of the files.
+two of the files, nor a copy of it with other case, white space or punctuation.
 
 Word problems are rows with "question" and "answer" (MAWPS, SVAMP), whose answers are integers. A
 cold start's solution is an equation of two or three numbers of the question, "76 + 9 = 85": the
@@ -24,6 +24,7 @@ import numpy as np
 
 from rl_speed.data.chain import generator_of, held_out
 from rl_speed.data.loaders import DataError, load_rows
+from rl_speed.data.select import contamination_key
 
 FILES = ("cold_start", "train", "test")
 # Questions made by rule, for each file.
@@ -73,16 +74,18 @@ def of_file(path: str | Path) -> tuple[Rows, Rows, Rows]:
 
     Raises `loaders.DataError`, which names the file, and the line if one is at fault.
     """
-    found = load_rows(path, keep="integer")[0]
-    rows = {row.question: str(int(Fraction(row.answer.replace(",", "")))) for row in found}
-    texts = [text for text in rows if not held_out(text)]
+    # One row of those that are copies of a question.
+    found = {contamination_key(row.question): row for row in load_rows(path, keep="integer")[0]}
+    rows = {row.question: str(int(Fraction(row.answer.replace(",", "")))) for row in found.values()}
+    test = [row.question for key, row in found.items() if held_out(key)]
+    texts = [row.question for key, row in found.items() if not held_out(key)]
     train = [texts[i] for i in generator_of("train", 0, 0).permutation(len(texts))]
     first = round(COLD_START * len(train))
     solved = {text: equation(text, int(rows[text])) for text in train[:first]}
     parts = (
         [{"question": t, "answer": rows[t], "solution": s} for t, s in solved.items() if s],
         [{"question": t, "answer": rows[t]} for t in train[first:]],
-        [{"question": t, "answer": rows[t]} for t in rows if held_out(t)],
+        [{"question": t, "answer": rows[t]} for t in test],
     )
     for name, part in zip(FILES, parts):
         if not part:

@@ -9,6 +9,7 @@ import pytest
 from rl_speed.data import arithmetic
 from rl_speed.data.chain import held_out
 from rl_speed.data.loaders import DataError
+from rl_speed.data.select import contamination_key
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
@@ -64,9 +65,10 @@ def test_word_problems_are_divided_and_written(tmp_path, capsys):
     rows = [
         {"question": f"{i} cats and {i + 1} dogs?", "answer": f"{2 * i + 1}"} for i in range(90)
     ]
+    copies = [row | {"question": row["question"].upper().replace("?", " ?")} for row in rows[20:80]]
     rows[7]["answer"], rows[8]["answer"] = "1,015", "17.0"
     rows.append({"question": "How long?", "answer": "2.5"})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in copies + rows))
     arithmetic.main(str(tmp_path / "out"), str(path))
     found = [
         [json.loads(line) for line in (tmp_path / "out" / f"{name}.jsonl").open()]
@@ -75,7 +77,8 @@ def test_word_problems_are_divided_and_written(tmp_path, capsys):
     assert sorted(row["question"] for row in sum(found, [])) == sorted(
         row["question"] for row in rows[:-1]
     )
-    assert all(held_out(row["question"]) == (rows is found[2]) for rows in found for row in rows)
+    keys = [{contamination_key(row["question"]) for row in part} for part in found]
+    assert [set(map(held_out, of)) for of in keys] == [{False}, {False}, {True}]
     assert found[0][0]["solution"].endswith(f"= {found[0][0]['answer']}")
     assert capsys.readouterr().out.count("questions") == 3
     assert {"1015", "17"} <= {row["answer"] for row in sum(found, [])}
