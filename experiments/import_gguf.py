@@ -56,11 +56,12 @@ _WORDS = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPLITS = {"smollm": "", "qwen2": _WORDS % r"\p{N}", "llama-bpe": _WORDS % r"\p{N}{1,3}"}
-# Pre-tokenizers that take a word of the vocabulary whole, and begin each text with the token that
-# begins one, unless the file says otherwise.
-WHOLE_WORDS = BEGINS = ("llama-bpe",)
-# A token's type: its text is never made of merges; a control token is no part of a text.
-CONTROL, USER_DEFINED = 3, 4
+# This pre-tokenizer takes words of the vocabulary whole, and begins each text with the BOS token
+# unless the file says otherwise.
+LLAMA_3 = "llama-bpe"
+# Types of tokens that no merges make: control tokens, which are no text, and others.
+CONTROL = 3
+USER_DEFINED = 4
 
 
 def fields_of(reader: Any) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind[1] in WHOLE_WORDS)
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind[1] == LLAMA_3)
     )
     first = (
         pre_tokenizers.Split(Regex(SPLITS[kind[1]]), "isolated")
@@ -176,10 +177,10 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         if of in (CONTROL, USER_DEFINED):
             added = AddedToken(token, special=of == CONTROL, normalized=False)
             (tokenizer.add_special_tokens if of == CONTROL else tokenizer.add_tokens)([added])
-    if fields.get("tokenizer.ggml.add_bos_token", kind[1] in BEGINS):
+    if fields.get("tokenizer.ggml.add_bos_token", kind[1] == LLAMA_3):
         bos = special_ids(fields).get("bos_token_id")
         if bos is None:
-            raise ValueError("a text begins with a token that the file does not name")
+            raise ValueError("texts begin with a BOS token, but the file has no bos_token_id")
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
         )

@@ -32,7 +32,7 @@ from rl_speed.sampling.rules import needs
 from rl_speed.targets import Target
 from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
-from rl_speed.training.split_step import needs_old_pass, uses_old_logprobs
+from rl_speed.training.split_step import recomputes_logprobs, uses_old_logprobs
 from rl_speed.update.ragged import PieceShape, Rows, make_plan
 from rl_speed.update.state import TrainState
 from rl_speed.update.step import UpdateConfig, make_logprobs, make_update
@@ -468,7 +468,7 @@ def plan_split(
     ]
     if held_out.config != generator.config:
         plan.insert(1, plan_evaluation(held_out, drawing, generation, length))
-    if reference or needs_old_pass(config):
+    if reference or recomputes_logprobs(config):
         logprobs = make_logprobs(
             policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings
         )

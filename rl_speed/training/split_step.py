@@ -229,7 +229,7 @@ class SplitStep:
 
         batch = place_parts(make, rows, self._mesh)
         tokens = batch.tokens, batch.mask, batch.group_ids
-        old = self._logprobs(state.params, *tokens) if needs_old_pass(c) else None
+        old = self._logprobs(state.params, *tokens) if recomputes_logprobs(c) else None
         if trains_on_prefixes(c) and old is not None:
             sampled = batch.behaviour_logprobs
             batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
@@ -325,7 +325,7 @@ def uses_old_logprobs(config: Config) -> bool:
     return config.objective.old_logprobs != "behaviour"
 
 
-def needs_old_pass(config: Config) -> bool:
+def recomputes_logprobs(config: Config) -> bool:
     """Whether a forward pass over the whole batch computes its log-probs before the update.
 
     Replayed tokens alone need it only with several mini-batches or a KL penalty in the reward;

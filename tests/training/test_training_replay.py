@@ -30,7 +30,7 @@ from rl_speed.sampling import Dynamic, Speed
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cache
 from rl_speed.training.loop import Trainer
-from rl_speed.training.split_step import needs_old_pass
+from rl_speed.training.split_step import recomputes_logprobs
 from rl_speed.update.batch import build_batch
 from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import init_state, state_shardings
@@ -206,7 +206,7 @@ def test_prefixes_are_scored_before_the_update_only_where_it_comes_too_late(chan
     config = embedded("rpo_grpo_paper")
     config.objective.old_logprobs = "behaviour"
     config.update(changes)
-    assert needs_old_pass(config) == passes
+    assert recomputes_logprobs(config) == passes
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -18,7 +18,7 @@ from rl_speed.config.methods import OfMethod, of
 from rl_speed.data.held_out import HELD_OUT_OF_TRAIN
 from rl_speed.data.pass_rates import load_pass_rates
 from rl_speed.rollout.screening import StarvedError
-from rl_speed.training.split_step import needs_old_pass
+from rl_speed.training.split_step import recomputes_logprobs
 
 # Standard deviation of the responses to one prompt by their mean, where nobody measured it.
 SPREAD = 0.6
@@ -201,7 +201,7 @@ def priced(
             decode[i] += drawn
             verify[i] += call.samples * prices.judge
         pieces = pieces_of(config, step.rows, step.owner, step.shared, prices.shape)
-        passes = needs_old_pass(config) + (config.objective.kl_coef > 0)
+        passes = recomputes_logprobs(config) + (config.objective.kl_coef > 0)
         each = prices.piece + passes * prices.score
         update[i] = len(pieces) * prices.optimizer + sum(pieces) * each
     every = config.evaluation.every
