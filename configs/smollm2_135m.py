@@ -3,6 +3,7 @@ then RL at some seven seconds a step. experiments/results/smollm2/ has what came
 
 arithmetic  "What is 47 + 6?", made by rule (rl_speed/data/arithmetic.py); the default
 mawps       word problems of MAWPS, from a file of yours, answered with an equation
+released    batches of 4 groups of 24, for comparisons as SPEED's released code makes them
 
 Launch:  launch/smollm2.sh
              (makes models/smollm2 and models/smollm2_arithmetic)
@@ -24,6 +25,7 @@ from rl_speed.sft.config import SFTConfig
 VARIANTS = (
     ("speed_rloo", "rloo", "dapo", "speed_dapo", "ada_seq_balance", "rpo_grpo", "sft"),
     ("arithmetic", "mawps"),
+    ("", "released"),
 )
 MODEL = "models/smollm2"
 INSTRUCTIONS = {
@@ -33,7 +35,7 @@ INSTRUCTIONS = {
 
 
 def get_config(variant: str = "") -> Config | SFTConfig:
-    method, task = presets.choose(variant, VARIANTS)
+    method, task, batch = presets.choose(variant, VARIANTS)
     if method == "sft":
         return cold_start(task)
     config = Config()
@@ -70,6 +72,15 @@ def get_config(variant: str = "") -> Config | SFTConfig:
     config.evaluation.samples = 4
     config.evaluation.every = 25
     config.checkpoints.every = 25
+    if batch == "released":
+        config.rule = Speed(n_init=4, n_cont=20)
+        config.driver.groups = 4
+        config.driver.screen_prompts = 16
+        # Holds a group, or with 6 mini-batches one of them.
+        config.training.micro_tokens = 192
+        config.training.steps = 24
+        config.evaluation.every = 6
+        config.checkpoints.every = 12
     return methods.apply(config, method)
 
 

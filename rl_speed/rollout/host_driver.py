@@ -57,6 +57,7 @@ from rl_speed.sampling import (
     compiled_decide,
     group_size,
     needs,
+    two_phase,
 )
 
 # rollouts -> (rewards f32[R], correct bool[R])
@@ -564,8 +565,9 @@ class HostDriver:
             unpack_cached(self._active, state["cached"])
 
     def _check_sizes(self) -> None:
-        """Raises ValueError if groups of the checkpoint do not fit into a batch, or if there are
-        unfinished samples, for which a call has no room without `in_flight`.
+        """Raises ValueError if groups of the checkpoint do not fit into a batch, or if calls have
+        no room for what its prompts lack: unfinished samples need `in_flight`, and a rule that
+        draws all samples at once continues no prompt.
         """
         coming = [*self._active, *(a for call in self._pending for a in call.active)]
         if not self.config.in_flight and any(a.begun is not None for a in coming):
@@ -583,6 +585,17 @@ class HostDriver:
                 f"the checkpoint's waiting groups have {largest} samples, and {self.rule} has "
                 f"{self.rule.max_samples} at most: a batch has no room for them. Resume with the "
                 "config.rule of the saved run"
+            )
+        if self.config.in_flight or two_phase(self.rule):
+            return
+        sizes = [a.launched for a in self._active]
+        sizes += [a.want for call in self._pending for a in call.active]
+        smallest = min(sizes, default=self.rule.max_samples)
+        if smallest < self.rule.max_samples:
+            raise ValueError(
+                f"the checkpoint has prompts with {smallest} samples, and {self.rule} draws "
+                f"{self.rule.max_samples} in one call: they would never be complete. Resume with "
+                "the config.rule of the saved run"
             )
 
 

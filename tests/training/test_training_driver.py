@@ -451,6 +451,20 @@ def test_groups_of_a_checkpoint_that_no_batch_has_room_for_are_refused(before, n
 
 
 @pytest.mark.parametrize(
+    "before, changes",
+    [
+        (Dynamic(4), {"screening": "missing", "ahead": True}),
+        (Speed(2, 4), {}),  # prompts that passed their screening
+    ],
+    ids=str,
+)
+def test_prompts_of_a_checkpoint_that_no_call_would_continue_are_refused(before, changes):
+    state, (driver, _) = saved(before, **changes), make(Dynamic(6), seed=3)
+    with pytest.raises(ValueError, match="prompts with [24] samples, .* 6 in one call:"):
+        driver.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
     "before, now, age",
     [
         (Dynamic(4), Dynamic(6), None),  # fewer rows than a batch has
