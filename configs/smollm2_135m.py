@@ -1,9 +1,9 @@
 """SmolLM2-135M-Instruct, a pretrained language model, on two CPU cores: a cold start of minutes,
-then RL at some seven seconds a step. experiments/results/smollm2/ has what came out.
+then RL at some seven seconds a step (MAWPS: sixteen). Results: experiments/results/smollm2/.
 
 arithmetic  "What is 47 + 6?", made by rule (rl_speed/data/arithmetic.py); the default
 mawps       word problems of MAWPS, from a file of yours, answered with an equation
-released    batches of 4 groups of 24, for comparisons as SPEED's released code makes them
+released    batches of 4 groups of 24, for compare.py --protocol=speed_released
 
 Launch:  launch/smollm2.sh
              (makes models/smollm2 and models/smollm2_arithmetic)
@@ -13,9 +13,13 @@ Launch:  launch/smollm2.sh
              --workdir=runs/smollm2/NAME
              (NAME: rloo, speed_rloo, dapo, speed_dapo, ada_seq_balance or rpo_grpo)
          python -m rl_speed.data.arithmetic models/smollm2_mawps mawps.jsonl
-             (and then the two commands with sft,mawps and NAME,mawps)
+         python experiments/sft.py --config=configs/smollm2_135m.py:sft,mawps
+             --out=runs/smollm2/mawps
+             (after the arithmetic cold start, from which it goes on)
+         python experiments/train.py --config=configs/smollm2_135m.py:NAME,mawps
+             --workdir=runs/smollm2/NAME_mawps
 Expect:  on arithmetic a held-out accuracy of 0.28 after the cold start, and with SPEED-RLOO of 0.41
-         after 25 steps of some 7 seconds, 0.44 after 50, and more after 75.
+         after 25 steps, 0.44 after 50, and more after 75.
 """
 
 from rl_speed.config import Config, methods, presets
@@ -47,7 +51,8 @@ def get_config(variant: str = "") -> Config | SFTConfig:
     config.data.instruction = INSTRUCTIONS[task]
     config.reward.verifier = "integer"
     config.reward.mode = "free"
-    # Each digit is a token. One piece holds the tokens of a batch, whose prompts are computed once.
+    # Each digit is a token. One piece (update/ragged.py) holds the tokens of a batch, whose prompts
+    # are computed once.
     if task == "arithmetic":
         config.data.max_prompt_length = 48
         config.sampler.max_new = 8
@@ -56,7 +61,7 @@ def get_config(variant: str = "") -> Config | SFTConfig:
         config.data.max_prompt_length = 96  # drops one question in a hundred
         config.sampler.max_new = 24
         config.training.micro_tokens = 1344
-    # Few slots and small chunks: on CPUs a place that holds nothing costs as much as another.
+    # Few slots and small chunks: on CPUs an idle slot costs as much as a busy one.
     config.sampler.slots = 48
     config.sampler.prefill_chunk = 8
     # A batch of 8 groups of 8. About two prompts in five pass screening.
@@ -76,7 +81,7 @@ def get_config(variant: str = "") -> Config | SFTConfig:
         config.rule = Speed(n_init=4, n_cont=20)
         config.driver.groups = 4
         config.driver.screen_prompts = 16
-        # Holds a group, or with 6 mini-batches one of them.
+        # A piece holds one group (some 46 tokens of prompt, 24 responses of some 4).
         config.training.micro_tokens = 192
         config.training.steps = 24
         config.evaluation.every = 6

@@ -45,8 +45,8 @@ class DataReport:
         self._text = ""
 
     def require_one_file(self, files: Sequence[str], *targets: str) -> None:
-        """Raises ValueError where the rows that would train are not those of one source, or they or
-        the questions held out would replace a file of it, or each other.
+        """Raises ValueError if there is more than one source, if a target is one of the files read,
+        or if two targets are the same file.
         """
         written = {Path(name).resolve() for name in targets}
         read = {Path(str(part)).resolve() for name in files for part in resolve(name)}

@@ -649,8 +649,8 @@ def _check_environment(c: "Config") -> None:
     if c.driver.max_calls <= e.max_turns:
         raise ValueError(
             f"config.driver.max_calls ({c.driver.max_calls}) must be above "
-            f"config.environment.max_turns ({e.max_turns}): each turn of a response takes a "
-            "generation call"
+            f"config.environment.max_turns ({e.max_turns}), the most replies: a response has one "
+            "turn more, and each turn takes a generation call"
         )
     if c.replay.window != "none":
         raise ValueError(

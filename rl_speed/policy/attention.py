@@ -88,7 +88,9 @@ class DecodeAttention:
         return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
     def on_tpu(self, model: ModelConfig) -> bool:
-        """Returns whether the TPU kernel is used, which reads contexts and cache in one call."""
+        """Returns whether the TPU kernel is used, which reads contexts and cache in one call.
+        Raises ValueError as `select_kernel`.
+        """
         return model.platform == "tpu" and self.select_kernel(0, model) == "pallas"
 
     def parts(self, room: int, model: ModelConfig) -> tuple[int, ...]:

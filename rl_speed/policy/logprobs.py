@@ -205,16 +205,16 @@ def token_logprobs(
     Args:
       params: the tree of `transformer.weights(config)`.
       hidden_BxTxD: from `transformer.hidden_states`.
-      targets_BxT: i32 [B, T], in [0, V): the next token of each position; any valid id where
-        masked.
+      targets_BxT: i32 [B, T], in [0, V): the next token of each position; any valid id where the
+        result is not used.
       config: static.
       temperature: above 0; a number, or a scalar array.
-      chunk: tokens (over all rows) whose logits are held at a time; None holds about 2^27 logits.
-      with_entropy: whether to compute the entropy at this temperature, in one more pass over the
-        logits.
+      chunk: tokens (over all rows) whose logits are held at a time, at least one of each row; None
+        holds about 2^27 logits.
+      with_entropy: whether to compute the entropy at this temperature.
       weights: reads the parameters, whole or split over a mesh.
-      needed: bool [1, T], the tokens to compute; others have the value 0. None: all. Costs are then
-        those of the needed tokens, up to a chunk.
+      needed: bool [1, T], the positions to compute, the same in all rows; others have the value 0.
+        None: all. The cost grows with their number, rounded up to whole chunks.
 
     Returns:
       (logprobs f32 [B, T], entropy f32 [B, T] in nats, or None).

@@ -210,9 +210,9 @@ def _require_cause(cause: Any) -> None:
     """Raises ValueError for a cause that is not one word or that is in `OURS`."""
     if not (isinstance(cause, str) and _CAUSE.fullmatch(cause)):
         raise ValueError(
-            f"it returned (number, {cause!r:.60}). The second element must be a cause, which "
-            "counts responses of one kind: one word such as 'no_box'. To log numbers, return a "
-            "dict with 'score'"
+            f"it returned (number, {cause!r:.60}). The second element must be a cause: one word, "
+            "such as 'no_box', under which responses are counted. To log numbers, return a dict "
+            "with 'score'"
         )
     if cause in OURS:
         raise ValueError(

@@ -374,7 +374,7 @@ class Checkpointer:
             raise CheckpointError(
                 f"all {len(damaged)} checkpoints in {self._directory} are damaged; the newest, "
                 f"step {damaged[0][0]}: {damaged[0][1]}. Restore one of them from a copy, or "
-                "choose another --workdir"
+                "choose another --workdir (or config.checkpoints.dir)"
             )
         return None
 

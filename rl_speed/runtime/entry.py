@@ -32,13 +32,15 @@ def run(
 ) -> NoReturn:
     """Run `main(positional arguments)`, and exit.
 
-    Errors that the user can fix are one line on stderr, with status 2: invalid flags and overrides,
-    and any ValueError or OSError of `main`. An error with an `exit_status` ends with that status. A
-    run that a signal stopped ends with the shell's status for it. All other errors end with a
-    traceback. `--verbosity=1` shows every traceback.
+    Errors that the user can fix are printed without a traceback, with status 2: invalid flags and
+    overrides (a line each), and any ValueError or OSError of `main`. An error with an `exit_status`
+    ends with that status, an out-of-memory error with the message of `explain` and status 1. A run
+    that a signal stopped ends with the shell's status for it, a second Ctrl-C with 130. All other
+    errors end with a traceback. `--verbosity=1` shows every traceback.
 
     Args:
-      takes: positional arguments in the usage line, such as "WORKDIR ..."; "": none are allowed.
+      takes: positional arguments in the usage line, such as "WORKDIR ...", of which at least one is
+        required; "": none are allowed.
       config: class of `--config`, whose overrides are checked; None: the training configuration.
       fields, default: see `command.parse_flags`.
       resolved: returns the settings this program uses, for --print_config; None: `--config` as is.

@@ -195,11 +195,12 @@ def launch(
 def judge(
     known: CandidateState, rule: Rule, prompt: Array, ended: Array, right: Array
 ) -> CandidateState:
-    """Counts samples that ended, and lets the rule decide candidates whose samples are all done.
+    """Counts samples that ended, and lets the rule decide open candidates that have all the samples
+    they want. Returns the candidates' new state.
 
     Args:
-      prompt: i32[S], candidate of each slot. ended, right: bool[S], whether the slot's sample ended
-        and is correct.
+      prompt: i32[S], candidate of each slot. ended: bool[S], whether its sample ended. right:
+        bool[S], whether it is correct.
     """
     candidates = known.status.shape[0]
 

@@ -153,8 +153,8 @@ class Rows(NamedTuple):
         return cls(length, shared, family)
 
     def order(self) -> Array:
-        """Returns the order of packing, i32[R]: families by their longest row, in each family the
-        longest prefix first, then the longest row. Padding rows are last.
+        """Returns the order of packing, i32[R]: families with the longest row first, in each family
+        the longest prefix first, then the longest row. Padding rows are last.
         """
         order = jnp.lexsort((-self.length, -self.shared, self.family)).astype(jnp.int32)
         length, family = self.length[order], self.family[order]

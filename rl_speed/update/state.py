@@ -196,8 +196,9 @@ def digest(params: Any, dtype: Any = jnp.float32) -> str:
 
 
 def frozen_digest(model: ModelConfig, params: Any) -> str:
-    """Digest of the weights that are not trained (rounded to bfloat16, as they may be held) and the
-    settings of adapters; "" if all are trained. A checkpoint lacks what it describes.
+    """Returns the digest of the weights that are not trained (rounded to bfloat16, as they may be
+    held), a space, and the settings of the adapters as text; "" if all weights are trained.
+    Checkpoints hold it in place of these weights, so that a resumed run can check them.
     """
     trained = jax.tree.leaves(trainable(model, params), is_leaf=lambda x: x is None)
     rest = [x for x, kept in zip(jax.tree.leaves(params), trained) if kept is None]

@@ -86,7 +86,9 @@ def ask_all(
 
 
 def drive(engine: Engine, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
-    """The same by the engine in a plain loop, each step's tokens fetched before the next."""
+    """Draws the responses that `ask_all` returns, with the engine in a plain loop. Each step's
+    tokens are fetched before the next step starts. Returns token ids by prompt.
+    """
     state = engine.init_state()
     waiting = list(enumerate(prompts))[::-1]
     tenants = {}
