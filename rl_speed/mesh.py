@@ -123,6 +123,38 @@ def own_axes(mesh: Mesh) -> set[str]:
     return set(AXES) if mesh.shape["tensor"] == 1 else set(ROWS)
 
 
+def on_row_shards(
+    function: Callable,
+    mesh: Mesh,
+    out_specs: Any,
+    whole: Any,
+    *tables: Any,
+    specs: Any = PartitionSpec(),
+) -> Any:
+    """Runs `function(whole, *tables)` on each row shard. Loop lengths may differ between shards if
+    the function does not communicate over the manual axes (`own_axes`).
+
+    Args:
+      out_specs: specs of the result: `PartitionSpec()` for values that are equal on all shards, or
+        `PartitionSpec(ROWS)` for arrays that the function returns with an axis 0 of size 1, to be
+        concatenated.
+      whole: a pytree split by `specs`; by default every shard has all of it. tables: pytrees with
+        shards on axis 0; the function gets its shard without this axis.
+    """
+
+    def mine(tree):
+        return jax.tree.map(lambda x: x[0], tree)
+
+    return jax.shard_map(
+        lambda whole, *tables: function(whole, *map(mine, tables)),
+        mesh=mesh,
+        in_specs=(specs, *[PartitionSpec(ROWS)] * len(tables)),
+        out_specs=out_specs,
+        axis_names=own_axes(mesh),
+        check_vma=False,
+    )(whole, *tables)
+
+
 def over_tensor(
     function: Callable, split: Sequence[int | None], out: Any, args: Sequence[Any]
 ) -> Any:

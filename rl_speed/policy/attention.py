@@ -278,7 +278,7 @@ def in_order(out: Array, top: Array, total: Array) -> Part:
     return functools.reduce(combine, spans)
 
 
-class Plan(NamedTuple):
+class ReadingPlan(NamedTuple):
     """The rows and blocks that a ragged loop visits, made once per step for all layers.
 
     An item of the loop is a block for a tile, which is part of a group. A group has the rows of one
@@ -293,7 +293,7 @@ class Plan(NamedTuple):
     length_S: Array
 
 
-def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
+def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> ReadingPlan:
     """Plans cache reads: group b has the rows with a token in block b. Rows are sorted, longest
     first.
     """
@@ -302,12 +302,12 @@ def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
     order = jnp.concatenate([jnp.argsort(-length_S), jnp.full((tile,), slots)]).astype(jnp.int32)
     size = jnp.sum(length_S[None] > jnp.arange(count)[:, None] * block, axis=1, dtype=jnp.int32)
     zeros = jnp.zeros((count,), jnp.int32)
-    return Plan(order, jnp.cumsum(-(-size // tile)), zeros, size, zeros + 1, length_S)
+    return ReadingPlan(order, jnp.cumsum(-(-size // tile)), zeros, size, zeros + 1, length_S)
 
 
 def plan_contexts(
     context_S: Array, length_S: Array, active_S: Array, contexts: int, block: int, tile: int
-) -> Plan:
+) -> ReadingPlan:
     """Plans context reads: group c has the rows with context c. Each of its tiles visits blocks up
     to the longest prefix of the context that any of these rows uses.
     """
@@ -317,7 +317,7 @@ def plan_contexts(
     zeros = jnp.zeros((contexts,), jnp.int32)
     size = zeros.at[context_S].add(1, mode="drop")
     blocks = -(-zeros.at[context_S].max(length_S, mode="drop") // block)
-    return Plan(
+    return ReadingPlan(
         order,
         jnp.cumsum(-(-size // tile) * blocks),
         jnp.cumsum(size) - size,
@@ -330,7 +330,7 @@ def plan_contexts(
 def ragged_part(
     q_SxGxQxK: Array,
     kv: KV,
-    plan: Plan,
+    plan: ReadingPlan,
     block: int,
     tile: int,
     shared: bool,

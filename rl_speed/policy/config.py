@@ -26,8 +26,7 @@ class Family:
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# By model_type. A new family needs a row here, its switch in ModelConfig, and rows in hf.TENSORS
-# for new tensors.
+# By model_type. README.md of this folder has what a new family needs besides its row here.
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         "Qwen2ForCausalLM",

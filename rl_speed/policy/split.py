@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from rl_speed.mesh import ROWS, over_tensor, own_axes
+from rl_speed.mesh import ROWS, on_row_shards, over_tensor
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import (
     Array,
@@ -146,23 +146,5 @@ class SplitWeights(Weights):
         return jax.tree.map(add, gradients, self.trainable_specs)
 
     def run(self, function: Any, out_specs: Any, params: Params, *tables: Any) -> Any:
-        """Runs `function(params, *tables)` on each row shard.
-
-        Args:
-          tables: pytrees with shards on axis 0; the function gets its shard without this axis.
-          out_specs: specs of the result: `specs`; `PartitionSpec()` for values that are equal on
-            all shards; or `PartitionSpec(ROWS)` for arrays that the function returns with an axis 0
-            of size 1, to be concatenated.
-        """
-
-        def mine(tree):
-            return jax.tree.map(lambda x: x[0], tree)
-
-        return jax.shard_map(
-            lambda params, *tables: function(params, *map(mine, tables)),
-            mesh=self._mesh,
-            in_specs=(self.specs, *[PartitionSpec(ROWS)] * len(tables)),
-            out_specs=out_specs,
-            axis_names=own_axes(self._mesh),
-            check_vma=False,
-        )(params, *tables)
+        """Runs `function(params, *tables)` on each row shard; see `on_row_shards`."""
+        return on_row_shards(function, self._mesh, out_specs, params, *tables, specs=self.specs)

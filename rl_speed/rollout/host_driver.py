@@ -81,6 +81,7 @@ class HostDriver:
 
     Attributes:
       screening: prompt counts, estimates, budgets and replayed responses.
+      shape: as given.
       whole: whether the state can be saved; False after an error in the middle of a change.
     """
 
@@ -99,7 +100,7 @@ class HostDriver:
     ):
         self._reply = reply
         self.screening = Screening(stream, budgets, prefixes)
-        self._shape = shape
+        self.shape = shape
         # For a step that was stopped: prompt counts before it, and its report so far.
         self._unfinished: tuple[PromptCounts, StepReport] | None = None
         self.rule = rule
@@ -492,9 +493,9 @@ class HostDriver:
 
     def _as_trained(self, groups: Sequence[Rollouts]) -> Sequence[Rollouts]:
         """Returns the groups with shaped rewards."""
-        if self._shape is None or not groups:
+        if self.shape is None or not groups:
             return groups
-        return self._shape(Rollouts.concat(groups)).groups()
+        return self.shape(Rollouts.concat(groups)).groups()
 
     def metrics(self, version: int) -> dict[str, float]:
         """Metrics of the buffer and of screening, and the number of pending calls."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from rl_speed.mesh import ROWS, own_axes
+from rl_speed.mesh import ROWS, on_row_shards
 from rl_speed.sampling.adaptive import Verify, sample_adaptive
 from rl_speed.sampling.callback import check_mesh, raising
 from rl_speed.sampling.contract import check_limits, check_prefixes, checked
@@ -27,29 +27,13 @@ from rl_speed.sampling.types import (
 )
 
 
-def per_shard(function, params, tables, key: Array, mesh: Mesh):
-    """Runs `function(params, tables, key)` in each shard; `tables` and results have shards on axis
-    0, which the function does not see.
+def per_shard(function, mesh: Mesh, whole, *tables):
+    """Runs `function(whole, *tables)` on each row shard; the results have shards on axis 0."""
 
-    Loop lengths differ between shards, so the function must not communicate over the manual axes
-    (`mesh.own_axes`).
-    """
+    def shard(whole, *tables):
+        return jax.tree.map(lambda x: x[None], function(whole, *tables))
 
-    def shard(params, tables, key):
-        return jax.tree.map(
-            lambda x: x[None], function(params, jax.tree.map(lambda x: x[0], tables), key)
-        )
-
-    rows = PartitionSpec(ROWS)
-    whole = PartitionSpec()
-    return jax.shard_map(
-        shard,
-        mesh=mesh,
-        in_specs=(whole, rows, whole),
-        out_specs=rows,
-        axis_names=own_axes(mesh),
-        check_vma=False,
-    )(params, tables, key)
+    return on_row_shards(shard, mesh, PartitionSpec(ROWS), whole, *tables)
 
 
 @checked(check_limits)
@@ -78,13 +62,12 @@ def sample_sharded(
 
     Raises: as `sample`.
     """
-    return per_shard(
-        lambda params, tables, key: sample(decoder, params, *tables, key, config),
-        decoder.narrow(params),
-        (contexts, requests),
-        key,
-        mesh,
-    )
+
+    def draw(whole, contexts, requests):
+        params, key = whole
+        return sample(decoder, params, contexts, requests, key, config)
+
+    return per_shard(draw, mesh, (decoder.narrow(params), key), contexts, requests)
 
 
 @checked(check_limits)
@@ -105,10 +88,11 @@ def begin_sharded(
     (fixed inputs, decoding state) for `advance_sharded`.
     """
 
-    def start(params, tables, key):
-        return begin(decoder, params, *tables, key, config=config)
+    def start(whole, contexts, requests):
+        params, key = whole
+        return begin(decoder, params, contexts, requests, key, config=config)
 
-    return per_shard(start, decoder.narrow(params), (contexts, requests), key, mesh)
+    return per_shard(start, mesh, (decoder.narrow(params), key), contexts, requests)
 
 
 @functools.partial(
@@ -122,13 +106,12 @@ def advance_sharded(
     Returns (state, number of requests that have ended, i32[shards]). Donates `state`.
     """
 
-    def advance(_, tables, steps):
-        fixed, state = tables
+    def advance(steps, fixed, state):
         state = decode_steps(decoder, fixed, state, config=config, limit=steps)
         busy = jnp.sum(state.slots.request < len(fixed.requests.context), dtype=jnp.int32)
         return state, state.queue_next - busy
 
-    return per_shard(advance, (), (fixed, state), steps, mesh)
+    return per_shard(advance, mesh, steps, fixed, state)
 
 
 @checked(check_prefixes)
@@ -165,7 +148,8 @@ def sample_adaptive_sharded(
       TypeError, VerifierError: as `sample_adaptive`.
     """
 
-    def draw(params, prompts, key):
+    def draw(whole, prompts):
+        params, key = whole
         return sample_adaptive(
             decoder,
             params,
@@ -178,4 +162,4 @@ def sample_adaptive_sharded(
         )
 
     check_mesh(verify, mesh)
-    return per_shard(draw, decoder.narrow(params), prompts, key, mesh)
+    return per_shard(draw, mesh, (decoder.narrow(params), key), prompts)

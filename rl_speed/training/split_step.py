@@ -28,7 +28,6 @@ from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.update.batch import build_batch
 from rl_speed.update.pools import PoolSelector
 from rl_speed.update.reference import Reference
-from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import TrainState
 
 # Waits for the update and returns its metrics; empty if there was none.
@@ -137,7 +136,8 @@ class SplitStep:
         drawn = rollouts, report
         try:
             with timer.phase("update"):
-                rollouts = shape_rewards(rollouts, self._config)
+                if self.driver.shape is not None:
+                    rollouts = self.driver.shape(rollouts)
                 launched = time.perf_counter()
                 state, metrics = self.update(state, rollouts)
         except BaseException:

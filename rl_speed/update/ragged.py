@@ -170,7 +170,7 @@ class Rows(NamedTuple):
         return jnp.sum(self.length - self.shared) + jnp.sum(jnp.where(first, shared, 0))
 
 
-class Plan(NamedTuple):
+class PackingPlan(NamedTuple):
     """Places of the rows of one shard in its pieces: [R] each, in the order of packing.
 
     Attributes:
@@ -219,7 +219,7 @@ class Piece(NamedTuple):
     which: Array
 
 
-def make_plan(rows: Rows, shape: PieceShape) -> Plan:
+def make_plan(rows: Rows, shape: PieceShape) -> PackingPlan:
     """Assigns rows to pieces, each row to one piece, where it follows its prefix."""
     order = rows.order()
     mine = Rows(*(x[order] for x in rows))
@@ -243,7 +243,7 @@ def make_plan(rows: Rows, shape: PieceShape) -> Plan:
     length = mine.length
     count = jnp.max(jnp.where(length > 0, piece + 1, 0), initial=0)
     piece = jnp.where(length > 0, piece, count)
-    return Plan(
+    return PackingPlan(
         order,
         piece,
         prefix=prefix,
@@ -256,7 +256,7 @@ def make_plan(rows: Rows, shape: PieceShape) -> Plan:
     )
 
 
-def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) -> Piece:
+def piece_of(plan: PackingPlan, tokens_RxW: Array, number: Array, shape: PieceShape) -> Piece:
     """Returns piece `number`. A number past the last piece gives a piece without rows."""
     first = jnp.searchsorted(plan.piece, number).astype(jnp.int32)
     place = first + jnp.arange(shape.rows, dtype=jnp.int32)

@@ -133,8 +133,7 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     """All but the last two lines of the block, in a file of the working directory."""
     text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
-    lines = block.strip().splitlines()
-    (tmp_path / "my_rules.py").write_text("\n".join(line for line in lines[:-2]))
+    (tmp_path / "my_rules.py").write_text(block.partition("# To name it")[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     config = embedded("rloo")
