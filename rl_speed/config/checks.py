@@ -45,9 +45,14 @@ OF_FILES = (
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
 
-def check_lora(c: Any) -> None:
-    """Checks the adapters of RL and of supervised training."""
+def check_model(c: Any) -> None:
+    """Checks what the settings say of the model, in RL and in supervised training."""
     m = c.model
+    if m.remat_keeps != "nothing" and not m.remat:
+        raise ValueError(
+            f"config.model.remat_keeps={m.remat_keeps!r} says what recomputed layers keep, but "
+            "config.model.remat is False: set it too"
+        )
     if m.lora_rank < 0 or not m.lora_alpha > 0:
         raise ValueError(
             "config.model.lora_rank must be at least 0 and config.model.lora_alpha above 0; got "
@@ -65,7 +70,7 @@ def check_lora(c: Any) -> None:
 def check(c: "Config") -> None:
     """Raises ValueError naming the first invalid field, and its allowed values."""
     check_evaluation(c)
-    check_lora(c)
+    check_model(c)
     _check_loss(c)
     _check_rule(c)
     check_optimizer(c, c.training.steps * c.minibatches)

@@ -47,6 +47,9 @@ class Model:
     # always float32.
     compute_dtype: str = one_of("float32", "bfloat16")
     remat: bool = False  # recompute each layer in the backward pass, to save memory
+    # What recomputed layers keep for the backward pass: nothing but their input, or also products
+    # with weights, which takes more memory and a quarter less work.
+    remat_keeps: str = one_of("nothing", "products")
     # Tokens whose logits the trainer holds at once (0: as many as make about 2^27 logits).
     head_chunk: int = 0
     # Rank of low-rank adapters (LoRA), which are trained in place of the weights (0: the weights
@@ -55,6 +58,12 @@ class Model:
     lora_alpha: float = 32.0  # adapters are scaled by lora_alpha / lora_rank
     # Matrices that get adapters, separated by commas, such as wq,wv (policy/transformer.py).
     lora_targets: str = "wq,wk,wv,wo,w_gate,w_up,w_down"
+
+    @property
+    def policy_fields(self) -> dict[str, Any]:
+        """The fields of `policy.ModelConfig` that the settings choose."""
+        remat = "products" if self.remat and self.remat_keeps == "products" else self.remat
+        return {"dtype": self.compute_dtype, "remat": remat, "lora": self.lora}
 
     @property
     def lora(self) -> Lora | None:

@@ -319,7 +319,8 @@ class ModelConfig:
       max_position: context length of the checkpoint in tokens; not enforced here.
       dtype: dtype of activations and matrix products ("float32" or "bfloat16"). Parameters (but
         frozen matrices, with `lora`), norms, rotary angles, softmax and logits are always float32.
-      remat: whether the backward pass recomputes each layer instead of keeping its activations.
+      remat: whether the backward pass recomputes each layer instead of keeping its activations;
+        "products": all of it but products with weights.
       platform: platform to compile for ("cpu", "gpu" or "tpu"), which selects the kernels. It may
         differ from the platform that traces the program.
       unused_ids: ranges (first, one past the last) of ids that are not tokens, such as embedding
@@ -354,7 +355,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     max_position: int = 32768
     dtype: str = "float32"
-    remat: bool = False
+    remat: bool | str = False
     platform: str = "cpu"
     unused_ids: tuple[tuple[int, int], ...] = ()
     interpret: bool = False
@@ -421,7 +422,7 @@ class ModelConfig:
         cls,
         hf: Mapping[str, Any],
         dtype: str = "float32",
-        remat: bool = False,
+        remat: bool | str = False,
         platform: str = "cpu",
         lora: Lora | None = None,
     ) -> "ModelConfig":

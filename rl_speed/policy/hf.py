@@ -395,7 +395,7 @@ def load_hf(
     mesh: jax.sharding.Mesh | None = None,
     rules: Mapping[str, str | None] = TRAIN_RULES,
     dtype: str = "float32",
-    remat: bool = False,
+    remat: bool | str = False,
     lora: Lora | None = None,
     seed: int = 0,
 ) -> tuple[dict[str, Any], ModelConfig]:

@@ -34,18 +34,22 @@ def adding(params: Params, totals: Params, config: ModelConfig) -> Params:
     `totals`: the gradient with respect to `totals` is `totals` plus the weights' gradient. No
     gradient flows to `params`, so no second gradient tree is held.
 
-    With `config.remat`, each layer's gradient is added in place as soon as it is computed.
+    With `config.remat` (unless it keeps products), each layer's gradient is added in place as soon
+    as it is computed.
 
     Args:
       params: the tree of `weights(config)`.
       totals: a tree from `transformer.trainable`, float32.
     """
+    in_place = {}
+    if config.remat is True:
+        in_place["layers"] = Adding(params["layers"], totals["layers"])
     plain = {
         name: jax.tree.map(_add_to, part, totals[name])
         for name, part in params.items()
-        if name != "layers" or not config.remat
+        if name not in in_place
     }
-    return {"layers": Adding(params["layers"], totals["layers"]), **plain}
+    return {**in_place, **plain}
 
 
 def _add_to(weight: Array, total: Array | None) -> Array:
@@ -69,7 +73,9 @@ def through_layers(
     if config.remat:
         # In a scan the loop itself keeps XLA from undoing the recomputation; costly barriers are
         # not needed.
-        steps = [jax.checkpoint(step, prevent_cse=False) for step in steps]
+        kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        policy = kept if config.remat == "products" else None
+        steps = [jax.checkpoint(step, prevent_cse=False, policy=policy) for step in steps]
     few = config.platform == "cpu" and config.layers <= UNROLLED_LAYERS
     return _scan(steps, x_NxD, layers, unroll=few)[0]
 

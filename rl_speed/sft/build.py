@@ -103,9 +103,7 @@ def explain_out_of_memory(
         if m.path in POLICIES
         else ModelConfig.from_hf(
             read_json(Path(model_directory(m.path, weights=False)) / "config.json"),
-            dtype=m.compute_dtype,
-            remat=m.remat,
-            lora=m.lora,
+            **m.policy_fields,
         )
     )
     params = abstract_params(model)
@@ -155,8 +153,7 @@ def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
         kv_heads=2,
         head_dim=16,
         **task.shape,
-        dtype=config.model.compute_dtype,
-        remat=config.model.remat,
+        **config.model.policy_fields,
         platform=platform_of(mesh),
     )
 
@@ -208,14 +205,7 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     examples, held, counts = read_data(config, tokenizer, ends)
     # Reads data before weights: weights take minutes, and a bad row may be found within a second.
     path = model_directory(config.model.path)
-    params, model = load_hf(
-        path,
-        mesh=mesh,
-        dtype=config.model.compute_dtype,
-        remat=config.model.remat,
-        lora=config.model.lora,
-        seed=config.seed,
-    )
+    params, model = load_hf(path, mesh=mesh, **config.model.policy_fields, seed=config.seed)
     model = fit_vocabulary(model, tokenizer, ends, path)
     if (longest := max(map(len, examples + held))) > model.max_position:
         raise ValueError(

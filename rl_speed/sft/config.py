@@ -12,7 +12,7 @@ from typing import Any
 
 from rl_speed.config import EMBEDDED, MeshConfig, Model, flatten, schema
 from rl_speed.config.checks import (
-    check_lora,
+    check_model,
     check_optimizer,
     check_options,
     check_types,
@@ -103,7 +103,7 @@ class SFTConfig:
         """Returns self. Raises ValueError that names the first invalid field and the reason."""
         check_types(self)
         check_options(self)
-        check_lora(self)
+        check_model(self)
         self.model.path = self.model.path or EMBEDDED
         now = flatten(dataclasses.asdict(self))
         for name, value in now.items():
@@ -190,6 +190,7 @@ _LEAST = {
 FREE = (
     "out",
     "model.remat",
+    "model.remat_keeps",
     "model.head_chunk",
     "optimizer.moments_on_host",
     "training.micro_tokens",

@@ -186,14 +186,7 @@ def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> 
             f"config.model.path is the file {directory}: a run needs the directory with weights "
             "and tokenizer; only --dry_run takes a config.json"
         )
-    params, model = load_hf(
-        directory,
-        mesh=mesh,
-        dtype=config.model.compute_dtype,
-        remat=config.model.remat,
-        lora=config.model.lora,
-        seed=config.seed,
-    )
+    params, model = load_hf(directory, mesh=mesh, **config.model.policy_fields, seed=config.seed)
     tokenizer, ends, model = read_tokenizer(config, directory, model)
     warn_of_positions(config, model)
     return Policy(
@@ -231,11 +224,7 @@ def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) 
     values = read_json(path)
     try:
         model = ModelConfig.from_hf(
-            values,
-            dtype=config.model.compute_dtype,
-            remat=config.model.remat,
-            platform=platform_of(mesh),
-            lora=config.model.lora,
+            values, **config.model.policy_fields, platform=platform_of(mesh)
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -65,14 +65,23 @@ def test_attention_sees_relative_positions_alone(params):
 
 
 def test_remat_changes_neither_value_nor_gradient(params):
+    """Layers that keep products do not compute them again: no gradient needs the seventh."""
+
     def loss(params, config):
         return jnp.mean(jnp.square(hidden_states(params, TOKENS, config)) * jnp.arange(24))
 
-    plain = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, MODEL)
-    remat = jax.jit(jax.value_and_grad(loss), static_argnums=1)(
-        params, dataclasses.replace(MODEL, remat=True)
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), plain, remat)
+    products = {}
+    plain = None
+    for remat in (False, True, "products"):
+        config = dataclasses.replace(MODEL, remat=remat)
+        gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+        products[remat] = str(gradient.trace(params, config).jaxpr).count("dot_general")
+        found = gradient(params, config)
+        plain = plain or found
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), plain, found
+        )
+    assert products[False] < products["products"] == products[True] - 6
 
 
 def test_bfloat16_activations_keep_float32_logits_near(params):

@@ -175,6 +175,7 @@ def test_a_dry_run_counts_the_adapters_moments_alone():
         ({"model.lora_alpha": 0.0}, "config.model.lora_alpha above 0"),
         ({"model.lora_targets": "wq,q_proj"}, "name matrices of a layer, each once"),
         ({"model.lora_targets": "wq,wq"}, "name matrices of a layer, each once"),
+        ({"model.remat_keeps": "products"}, "config.model.remat is False: set it too"),
     ],
 )
 def test_impossible_settings_are_refused(fields, message):

@@ -175,7 +175,7 @@ def units(
         def product(tokens, row):
             return 2 * pairs(tokens, row) / chip.flops / KERNEL_FLOPS
 
-        kernels["piece"] = (2 * (1 + model.remat) + 3 + 4) * product(pieces.tokens, row)
+        kernels["piece"] = (2 * (1 + bool(model.remat)) + 3 + 4) * product(pieces.tokens, row)
         kernels["score"] = 2 * product(pieces.tokens, row)
         kernels["prefill"] = 2 * product(contexts * prompt, prompt)
     if DecodeAttention(config.sampler.attention).on_tpu(model):

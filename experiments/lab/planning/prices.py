@@ -36,6 +36,7 @@ SHAPES = (
     "model.path",
     "model.compute_dtype",
     "model.remat",
+    "model.remat_keeps",
     "data.max_prompt_length",
     "sampler.max_new",
     "sampler.slots",
@@ -124,7 +125,8 @@ def of_chip(
         shape = dataclasses.replace(shape, whole=PieceShape.of(*own).whole)
     each = units_of(config, model, programs, shape, target.chip, row)
     # What is computed anew in the backward pass is in no bound.
-    again = {"piece": (3 + config.model.remat) / 3}
+    m = config.model
+    again = {"piece": (3 + (m.remat and m.remat_keeps == "nothing")) / 3}
     seconds = {
         name: getattr(each, name).seconds(reached[LIMIT[name]] / again.get(name, 1.0))
         for name in LIMIT
@@ -170,8 +172,7 @@ def model_of(config: Config, platform: str) -> ModelConfig:
     path = Path(build.policy_directory(config, weights=False))
     return ModelConfig.from_hf(
         read_json(path if path.is_file() else path / "config.json"),
-        dtype=config.model.compute_dtype,
-        remat=config.model.remat,
+        **{**config.model.policy_fields, "lora": None},
         platform=platform,
     )
 
