@@ -46,10 +46,6 @@ class BetaEma:
         counts = np.array([self._counts.get(i, (0.0, 0.0)) for i in ids], np.float64).reshape(-1, 2)
         return (counts[:, 0] + self.a) / (counts[:, 1] + self.a + self.b)
 
-    def visited(self, ids: Sequence[str]) -> np.ndarray:
-        """Returns for each prompt whether it has counts, bool[n]."""
-        return np.array([i in self._counts for i in ids], bool)
-
     def update(self, ids: Sequence[str], correct: Sequence[int], total: Sequence[int]) -> None:
         """Counts a visit of each prompt: `correct` of `total` samples were correct. Ignores prompts
         with `total` 0.
