@@ -95,7 +95,7 @@ class AdaptiveOrder(Protocol):
 class VisitOrder:
     """Draws the least visited prompts first; ties are shuffled.
 
-    A visit counts once all samples of the prompt are complete, even if the prompt is rejected.
+    A visit counts once the prompt is finished: trained on, rejected, or too old.
 
     Source: Bae et al. (arXiv 2504.03380), Algorithm 1.
     """

@@ -166,7 +166,7 @@ def gather(
 ) -> tuple[Rollouts, GenerationStats]:
     """Returns the samples of all shards in the order of their requests, and their cost.
 
-    If there are samples that were begun before, new tokens have -1 as their version.
+    New tokens have -1 as their version if the call continues samples, or may leave some unfinished.
 
     Args:
       samples: host arrays of the call, with shards on axis 0.
@@ -190,7 +190,7 @@ def gather(
         last = np.take_along_axis(tokens, np.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
         unfinished = ~((lengths > 0) & np.isin(last, end_tokens))
         unfinished &= ~(take(samples.truncated) | take(samples.nonfinite))
-    if any(r.begun is not None for r in requests):
+    if end_tokens is not None or any(r.begun is not None for r in requests):
         versions = np.full_like(tokens, -1)
     phases = np.zeros(len(owner), np.int32)
     source = np.full_like(tokens, POLICY)

@@ -260,6 +260,9 @@ class HostDriver:
             young = [a for a in self._active if version - a.oldest_version <= limit]
             old = [a for a in self._active if version - a.oldest_version > limit]
             self._observe([a.group for a in old if a.group is not None])
+            # No sample of these ended. They may be drawn again.
+            unscored = [a.prompt for a in old if a.group is None]
+            self.stream.observe(unscored, [0] * len(unscored), [0] * len(unscored))
             self.prompt_counts.dropped_stale += len(self._active) - len(young)
             self._active = young
 

@@ -14,6 +14,7 @@ from test_training_pipeline import untimed
 
 from rl_speed.config import Driver
 from rl_speed.data.held_out import HeldOutSet
+from rl_speed.data.orders import VisitOrder
 from rl_speed.data.prompts import PromptStream
 from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS
 from rl_speed.mesh import make_mesh
@@ -264,6 +265,18 @@ def test_every_prompt_is_accounted_for_and_groups_are_whole(rule, max_age):
         assert len(rollouts.prompts) == 4 - report.short
     assert sizes <= {rule.max_samples} or isinstance(rule, Sequential)
     assert max(generator.calls) > 0  # calls ended before their samples did
+
+
+def test_prompts_that_expire_before_a_sample_ended_can_be_drawn_again():
+    driver, _ = driver_of(Uniform(6), max_age=1)
+    driver.stream = driver.screening.stream = PromptStream(
+        prompts(40), seed=0, order=VisitOrder(40, 0)
+    )
+    for version in range(0, 36, 3):
+        rollouts, _ = driver.next_groups(None, version)
+        assert (rollouts.versions == version).all()
+        assert driver.stream.metrics()["prompts/out"] == driver.in_flight
+    assert driver.prompt_counts.dropped_stale
 
 
 def test_a_driver_goes_on_from_its_state():
