@@ -55,13 +55,13 @@ def make_mesh(
             f'more devices before JAX is used: jax.config.update("jax_num_cpu_devices", {need})'
         )
     taken = Counter(device.process_index for device in devices[:need])
-    hosts = sorted({device.process_index for device in devices})
-    if len({taken[host] for host in hosts}) > 1:
+    hosts = sorted({device.process_index for device in devices}, key=lambda host: taken[host])
+    if taken[hosts[0]] < taken[hosts[-1]]:
         raise ValueError(
             f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {need} of the {len(devices)} "
-            f"devices of {len(hosts)} processes: it would take {taken[hosts[0]]} of process "
-            f"{hosts[0]} and {taken[hosts[-1]]} of process {hosts[-1]}. Set the axes so that it "
-            "uses all devices, or start fewer processes"
+            f"devices of {len(hosts)} processes, and equally many of each: it would take "
+            f"{taken[hosts[-1]]} of process {hosts[-1]} and {taken[hosts[0]]} of process "
+            f"{hosts[0]}. Set the axes so that it uses all devices, or start fewer processes"
         )
     types = (jax.sharding.AxisType.Auto,) * len(AXES)
     # The order is that of `jax.make_mesh`, which does not allow an axis of 8 on a 4 x 4 torus. Here

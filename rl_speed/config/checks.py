@@ -584,9 +584,8 @@ def _check_depth(c: "Config") -> None:
     if on_host and d.continuation == "at_once" and d.buffer_groups < least:
         raise ValueError(
             f"config.driver.buffer_groups ({d.buffer_groups}) must be at least {least} for "
-            "config.driver.continuation='at_once' (config.driver.groups + "
-            "config.driver.screen_prompts), because all prompts that a call accepts complete in "
-            "the next"
+            "config.driver.continuation='at_once': all prompts that a call accepts complete in the "
+            "next call. It needs config.driver.groups + config.driver.screen_prompts"
         )
     _require(c, [("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more")])
     if d.buffer_groups < d.groups * (1 + d.depth):
@@ -763,9 +762,10 @@ def _check_pools(c: "Config") -> None:
             ("downsample_correction", "none"),
         ):
             if getattr(o, name) != default:
+                allowed = [a for a in POOL_ADVANTAGES if name != "singleton" or a != "pool_std"]
                 raise ValueError(
                     f"config.objective.{name}={getattr(o, name)!r} needs "
-                    f"config.objective.advantage to be one of {', '.join(POOL_ADVANTAGES)}; got "
+                    f"config.objective.advantage to be one of {', '.join(allowed)}; got "
                     f"{o.advantage!r}"
                 )
     e = c.estimate
@@ -929,8 +929,9 @@ _MAY_BE_INFINITE = ("rule.low", "rule.high")
 
 
 def check_types(c: Any) -> None:
-    """Checks any configuration for unknown fields (a dataclass accepts them silently), wrong types,
-    numbers that are not finite, and paths that are not on this machine's file systems.
+    """Raises ValueError for a field that is not declared (assignment accepts it silently), a wrong
+    type, a number that is not finite (`rule.low` and `rule.high` may be infinite), or a path with a
+    URL, `~` or a shell variable. Converts integers in fields for floats.
     """
     _check_types(c, c, "", dotted.choices(c))
 

@@ -534,8 +534,9 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     `variant`: see `choose`, RPO. A number is the window L in tokens. "rpo_grpo_paper" and
     "rpo_dapo_paper" also train on the replayed prefix (equations 3 and 5); "rpo_grpo" and
     "rpo_dapo" train only on sampled tokens, which is ours. "length_aware" is the paper's shaped
-    reward with alpha 0.01, in [0.5, 1], and 0 for wrong samples. By default RPO has it and GRPO and
-    DAPO do not, as sections 3.4 and 4.2 recommend; Table 1 has all eight combinations.
+    reward with alpha 0.01, in [0.5, 1], and 0 for wrong samples. By default RPO (but not as
+    released) has it and GRPO and DAPO do not, as sections 3.4 and 4.2 recommend; Table 1 has all
+    eight combinations. Without a number the window is half of the group's shortest response.
     "only_correct" never replaces a correct cached response by a wrong one (section 1: "the
     reasoning path that leads to the correct answer"; section 3.3 replaces any response).
 
@@ -544,8 +545,8 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     method here has the released 0.04 (TRL's default at that time). No weight decay, as released
     (Hugging Face's default).
 
-    "rpo_grpo_released" has the settings of the released run: groups of 16 (of 576 samples), a
-    window of 1 to 299 tokens and suffixes no longer than the tokens cut off, log-probs at
+    "rpo_grpo_released" has the settings of the released run: 36 groups of 16, a
+    window of up to 299 tokens and suffixes no longer than the tokens cut off, log-probs at
     temperature 1 of samples at 0.7, a cosine schedule to a tenth of the peak, and warm-up over a
     tenth of the steps. That run never updates its cache and has no length-aware reward: its code
     for them (eps 0.5; alpha 0.1 with lengths in words) is never reached. Its format rewards and its

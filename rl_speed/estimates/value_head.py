@@ -311,9 +311,11 @@ class ValueEstimator:
 
 
 def init_head(width: int, hidden: int, seed: int) -> dict[str, np.ndarray]:
-    """Makes the initial weights for `head_logits`, float32.
+    """Makes the initial weights for `head_logits`, float32. The output layer is 0, so that every
+    estimate starts at 1/2.
 
-    Features have length 1, so standard normal weights give hidden units a variance of 1.
+    Features have length 1, so standard normal weights give the inputs of the hidden units' SiLU a
+    variance of 1. Without hidden units (`hidden` = 0) the head is linear.
     """
     if not hidden:
         return {"w": np.zeros(width, np.float32), "b": np.float32(0)}

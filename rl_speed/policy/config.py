@@ -581,8 +581,10 @@ def _yarn_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma_ropes(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns Gemma 3's rotary fields as those of layers without a window, and
-    `rope_local_base_freq` for the others; {} for other families.
+    """Returns Gemma 3's rotary fields: those of layers without a window under the names of other
+    families, and `rope_local_base_freq` of layers with one. {} for other families.
+
+    Raises ValueError if the rotation of layers with a window is scaled.
     """
     if hf["model_type"] != "gemma3_text":
         return {}

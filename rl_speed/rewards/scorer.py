@@ -157,8 +157,9 @@ class TextScorer:
 class TextJudge:
     """Calls a `Verifier` from the compiled loop, through `HostVerify`.
 
-    Maps (tokens i32[n, T], lengths i32[n], u8[n, A] of `encode`) to f32[n]. The arrays of `encode`
-    have the prompt's fields, so there is no state to save.
+    Maps (tokens i32[n, T], lengths i32[n], u8[n, A] of `encode`) to f32[n]. The bytes of `encode`
+    are the prompt's fields as JSON, so that a call needs no table of prompts. Raises RewardError if
+    the verifier fails on everything.
     """
 
     def __init__(

@@ -517,7 +517,9 @@ def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, lengt
 
 
 def describe_work(config: Config) -> dict[str, float]:
-    """Sizes of a step and of a generation call; upper bounds for a fused step."""
+    """Returns the samples, tokens and optimizer steps of an RL step, and the capacity of a
+    generation call, by label. Tokens are those of rows of full length, an upper bound.
+    """
     rule = config.rule
     fused = config.driver.where == "in_loop"
     prompts, samples = capacities(rule, config.driver)

@@ -114,7 +114,9 @@ def question(
 
 
 def judge(cases: list[dict[str, Any]], workers: int = 2, timeout_s: float = 10.0) -> list[Outcome]:
-    """What we say of each case, in order. Cases of the same settings share a verifier."""
+    """Grades each case with `MathVerifier`; returns the outcomes in order. Cases with the same mode
+    and options share a verifier.
+    """
     alike = collections.defaultdict(list)
     for index, case in enumerate(cases):
         mode, options, pairs = question(case)
