@@ -17,7 +17,14 @@ from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
 from rl_speed.policy.block import MATRICES, Attention, block, full_precision, rms_norm, rope_angles
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
-from rl_speed.policy.transformer import MATRIX_INPUTS, embed, merge_adapters, output_head, weights
+from rl_speed.policy.transformer import (
+    MATRIX_INPUTS,
+    adapter_product,
+    embed,
+    merge_adapters,
+    output_head,
+    weights,
+)
 from rl_speed.sampling.types import Array, Decoder
 
 
@@ -34,8 +41,8 @@ class DecodeParams(NamedTuple):
 
 
 def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams:
-    """Unstacks the layers, merges adapters, casts to the compute dtype, and fuses q/k/v and gate/up
-    into one matrix each.
+    """Unstacks the layers, casts to the compute dtype, and fuses q/k/v and gate/up into one matrix
+    each. In float32 merges adapters; in bfloat16 that would round most of a small change away.
 
     Use `fuse=False` if weights are split over `tensor`. Splitting a fused product would need
     collective permutations, which deadlock because shards leave the decode loop at different times.
@@ -62,7 +69,8 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
 
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
-        w = merge_adapters(w, config.lora)
+        if dtype == jnp.float32:
+            w = merge_adapters(w, config.lora)
         out = {
             name: value if name.endswith("norm") else value.astype(dtype)
             for name, value in w.items()
@@ -113,12 +121,15 @@ def multiply(layer: dict[str, Any], group: str, x: Array, config: ModelConfig) -
     products = [x @ (weight.T if config.platform == "cpu" else weight) for weight in layer[group]]
     if group == "qkv" and config.qkv_bias:
         products = [product + bias for product, bias in zip(products, layer["qkv_bias"])]
-    if len(products) == len(MATRICES[group]):
-        return products
-    queries = config.heads * config.head_dim
-    keys = config.kv_heads * config.head_dim
-    cuts = {"qkv": [queries, queries + keys], "up": [config.mlp_width]}
-    return jnp.split(products[0], cuts[group], axis=-1)
+    if len(products) < len(MATRICES[group]):
+        queries = config.heads * config.head_dim
+        keys = config.kv_heads * config.head_dim
+        cuts = {"qkv": [queries, queries + keys], "up": [config.mlp_width]}
+        products = jnp.split(products[0], cuts[group], axis=-1)
+    return [
+        product + adapter_product(layer, name, x, config.lora) if f"{name}_a" in layer else product
+        for name, product in zip(MATRICES[group], products)
+    ]
 
 
 def through_layers(

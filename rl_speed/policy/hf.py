@@ -708,6 +708,13 @@ def save_hf(
             stored_tensor(params, entry, dtype, config.lora)  # joins the collective gather
         return
     directory = require_replaceable(directory)
+    if config.lora is not None and dtype != "float32":
+        log.warning(
+            "%s: adapters are merged into weights in %s, which rounds small changes away. "
+            "config.logging.export_dtype=float32 keeps them, and so does the folder of adapters",
+            directory,
+            dtype,
+        )
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
     try:

@@ -381,13 +381,19 @@ def multiply(layer: Params, group: str, x: Array, lora: Lora | None = None) -> l
         inputs = (-1, weight.shape[-1]) if group == "out" else (len(weight), -1)
         product = x @ weight.reshape(inputs)
         if (bias := layer.get(f"b{name[1:]}")) is not None:
-            product = product + bias.astype(x.dtype).reshape(-1)
+            # The sum in float32 makes the bias's gradient one, too, which is a sum over all tokens.
+            bias = bias.astype(x.dtype).astype(jnp.float32).reshape(-1)
+            product = (product.astype(jnp.float32) + bias).astype(x.dtype)
         if lora is not None and name in lora.targets:
-            down, up = (layer[f"{name}_{part}"].astype(x.dtype) for part in "ab")
-            change = x @ down.reshape(-1, lora.rank) @ up.reshape(lora.rank, -1)
-            product = product + lora.scale * change
+            product = product + adapter_product(layer, name, x, lora)
         products.append(product)
     return products
+
+
+def adapter_product(layer: Params, name: str, x: Array, lora: Lora) -> Array:
+    """Returns x times the change of a matrix by its adapter, [..., out], in x's dtype."""
+    down, up = (layer[f"{name}_{part}"].astype(x.dtype) for part in "ab")
+    return lora.scale * (x @ down.reshape(-1, lora.rank) @ up.reshape(lora.rank, -1))
 
 
 def dense_attention(

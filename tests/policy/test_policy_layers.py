@@ -9,6 +9,7 @@ import pytest
 
 from rl_speed.policy import ModelConfig, forward, hidden_states, init, token_logprobs
 from rl_speed.policy.layers import adding
+from rl_speed.policy.transformer import multiply
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -65,6 +66,20 @@ def test_float32_means_float32_in_the_backward_pass_too(remat):
 
     found = list(products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr))
     assert len(found) > 20 and set(found) == {(jax.lax.Precision.HIGHEST,) * 2}
+
+
+def test_gradients_of_biases_are_sums_in_float32():
+    """In bfloat16 a sum over a piece's tokens would lose what is small beside it."""
+    x = jnp.ones((64, 8), jnp.bfloat16)
+    layer = {name: jnp.ones((8, 2, 4)) for name in ("wq", "wk", "wv")}
+
+    def loss(bias):
+        products = multiply({**layer, "bq": bias}, "qkv", x)
+        return jnp.sum(products[0].astype(jnp.float32))
+
+    equations = jax.make_jaxpr(jax.grad(loss))(jnp.ones((2, 4))).jaxpr.eqns
+    sums = [e.invars[0].aval.dtype for e in equations if e.primitive.name == "reduce_sum"]
+    assert sums and set(sums) == {jnp.dtype(jnp.float32)}
 
 
 def test_a_loop_over_batches_holds_one_tree_of_gradients():

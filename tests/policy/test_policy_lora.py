@@ -12,9 +12,12 @@ from test_policy_parity import ARCHITECTURES, SHAPE
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import (
     Lora,
+    ModelConfig,
     abstract_params,
     decoder,
+    decoding,
     forward,
+    init,
     load_hf,
     param_shardings,
     save_adapters,
@@ -22,8 +25,9 @@ from rl_speed.policy import (
     sequence_logprobs,
     weights,
 )
+from rl_speed.policy.block import MATRICES
 from rl_speed.policy.config import Experts
-from rl_speed.policy.transformer import merge_adapters, trainable
+from rl_speed.policy.transformer import merge_adapters, multiply, trainable
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -141,6 +145,40 @@ def test_decoding_merges_once_and_equals_the_forward_pass(base):
         tokens = np.concatenate([prompt, drawn.tokens[i, :length]])[None]
         want = sequence_logprobs(params, tokens, config)[0][0, len(prompt) - 1 :]
         np.testing.assert_allclose(drawn.logprobs[i, :length], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_in_bfloat16_decoding_has_changes_that_a_merged_matrix_would_round_away(fuse):
+    """Inputs whose product with the frozen matrices is 0."""
+    config = ModelConfig(
+        vocab_size=8,
+        width=16,
+        layers=1,
+        heads=4,
+        kv_heads=2,
+        head_dim=4,
+        mlp_width=24,
+        qkv_bias=False,
+        dtype="bfloat16",
+        lora=EVERY,
+    )
+    params = stirred(init(config, KEY), config)
+    layers = {
+        name: jnp.ones_like(w) if name in EVERY.targets else 1e-3 * w if name[-2:] == "_b" else w
+        for name, w in params["layers"].items()
+    }
+    prepared = decoding.prepare(
+        decoding.narrow({**params, "layers": layers}, config), config, fuse=fuse
+    )
+    layer = {name: w[0] for name, w in layers.items()}
+    for group, names in MATRICES.items():
+        width = {"qkv": 16, "out": 16, "up": 16, "down": 24}[group]
+        x = jnp.resize(jnp.array([1, -1], jnp.bfloat16), (1, width))
+        got = decoding.multiply(prepared.layers[0], group, x, config)
+        want = multiply(layer, group, x, EVERY)
+        for mine, theirs, name in zip(got, want, names, strict=True):
+            assert 1e-6 < np.abs(np.asarray(mine, np.float32)).max() < 2**-7, name
+            np.testing.assert_array_equal(mine, theirs, err_msg=name)
 
 
 @pytest.mark.parametrize("axes", [dict(fsdp=2), dict(fsdp=2, tensor=2)], ids=str)
