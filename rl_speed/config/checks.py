@@ -419,6 +419,14 @@ def _check_rule(c: "Config") -> None:
             f"config.rule={word!r} needs config.driver.screening='missing', because the prompts of "
             "one batch share a number of samples; 'fixed' draws more prompts than a step takes"
         )
+    d = c.driver
+    if needs(rule, "budgets") and (d.in_flight or (d.depth and d.screen_prompts < d.groups)):
+        raise ValueError(
+            f"config.rule={word!r} shares a number of samples among the prompts of one generation "
+            "call, which must be those of one batch: it needs config.driver.in_flight=0, and with "
+            "config.driver.depth above 0 a config.driver.screen_prompts of at least "
+            "config.driver.groups"
+        )
     if c.data.order == "forecast" and c.group_size < 2:
         raise ValueError(
             "config.data.order='forecast' needs groups of at least 2 samples; "
@@ -683,6 +691,25 @@ def _check_rewards(c: "Config") -> None:
             ),
         ],
     )
+    if o.advantage == "ngrpo":
+        for name, value in (
+            ("reward.accuracy_weight", 1.0),
+            ("reward.format_weight", 0.0),
+            ("reward.language_weight", 0.0),
+            ("reward.extra", ""),
+            ("reward.length_alpha", 0.0),
+        ):
+            if c.get(name) != value:
+                raise ValueError(
+                    f"config.objective.advantage='ngrpo' takes 1 as the highest reward, but with "
+                    f"config.{name}={c.get(name)!r} it may be another: set it to {value!r}, or use "
+                    "another advantage"
+                )
+        if o.kl_coef > 0 and o.kl_in == "reward":
+            raise ValueError(
+                "config.objective.advantage='ngrpo' takes 1 as the highest reward, but a KL in the "
+                "reward changes it: set config.objective.kl_in='loss'"
+            )
     if r.format_weight and not (r.think_open and r.think_close):
         raise ValueError(
             "config.reward.think_open and think_close must not be empty when "

@@ -283,7 +283,7 @@ class CallPlan:
         self.capacity, self._samples = capacities(rule, config)
         self._two_phase = two_phase(rule)
         # Whether new prompts may complete in their first call.
-        self._at_once = rule.first_samples >= rule.max_samples
+        self._at_once = not getattr(rule, "completes_late", False)
 
     def room(self, pending: Collection[PendingCall], buffer: SamplingBuffer) -> int:
         """Number of groups that still fit into the buffer if all prompts that can complete in

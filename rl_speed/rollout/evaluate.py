@@ -398,7 +398,9 @@ def evaluate(
     so_far = EvaluationSoFar() if so_far is None else so_far
     requests = plan_requests(sets)
     if in_flight:
-        how = (so_far.done, so_far.queue)
+        # An evaluation that began without `in_flight` has an empty queue.
+        asked = max(so_far.queue.asked, so_far.done)
+        how = (so_far.done, dataclasses.replace(so_far.queue, asked=asked))
         draws = draw_on(generator, params, requests, room, *how, stop=stop, reply=reply)
     else:
         remaining = requests[so_far.done :]

@@ -381,32 +381,33 @@ class Generator:
         if enough is not None:
             total = sum(request.count for request in requests)
             enough = enough_of(total, enough, self.config.slots * self.shards)
-        counts = [
-            sum(requests[i].count for i in mine) for mine in shard_requests(requests, self.shards)
-        ]
-        each = max(counts) if enough is None else -(-enough // self.shards)
+        counts = np.array(
+            [sum(requests[i].count for i in mine) for mine in shard_requests(requests, self.shards)]
+        )
+        each = counts.max() if enough is None else -(-enough // self.shards)
         launch = self._launcher.submit(
-            self._launch,
-            params,
-            *self.tables(requests, enough),
-            sum(min(each, count) for count in counts),
+            self._launch, params, *self.tables(requests, enough), np.minimum(each, counts)
         )
         ends = None if enough is None else self.config.end_tokens
         return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests, ends))
 
-    def _launch(self, params: Any, contexts: Contexts, requests: Requests, total: int) -> Samples:
+    def _launch(
+        self, params: Any, contexts: Contexts, requests: Requests, targets: np.ndarray
+    ) -> Samples:
+        """Runs the call; `targets` are the samples after which each shard ends."""
         call = (self._decoder, params, contexts, requests, self._key, self.config, self._mesh)
         tokens = self.shards * self._requests * self.config.max_new
         work = tokens * sum(x.size for x in jax.tree.leaves(params))
         in_one = self.stop is None or self._mesh.shape["tensor"] > 1 or work < _LEAST_WORK
-        samples = sample_sharded(*call) if in_one else self._in_parts(call, total)
+        samples = sample_sharded(*call) if in_one else self._in_parts(call, targets)
         # Drops kept_logmass, a third of the data, before the transfer: the host does not use it.
         return gathered(samples.replace(kept_logmass=None), self._mesh)
 
-    def _in_parts(self, call: tuple, total: int) -> Samples:
+    def _in_parts(self, call: tuple, targets: np.ndarray) -> Samples:
         """Runs `sample_sharded(*call)` in parts of decode steps, and checks `stop` between them."""
         decoder, *_, config, mesh = call
         ended = 0
+        total = int(targets.sum())
         activity.count(ended, total)
         self._look()
         fixed, state = begin_sharded(*call)
@@ -418,7 +419,8 @@ class Generator:
             begin = time.perf_counter()
             steps = np.int32(self._part_steps)
             state, ended_by_shard = advance_sharded(decoder, fixed, state, steps, config, mesh)
-            ended = int(np.sum(ended_by_shard))
+            # More than its target in one shard does not stand for what another lacks.
+            ended = int(np.minimum(ended_by_shard, targets).sum())
             activity.count(ended, total)
             seconds = time.perf_counter() - begin
             if seconds < _PART_S[0] and self._part_steps < 2**20:

@@ -289,6 +289,10 @@ class HostDriver:
             by_length = not self.config.in_flight and self.config.accept != "completion"
             expected = [self._lengths.of(a.prompt, a.group) if by_length else 0.0 for a in active]
             requests = self._requests(active, expected)
+            if self._reply is not None:
+                # What ends is a turn. The call ends when slots would be idle, or a response would
+                # need many calls for each turn.
+                enough = sum(request.count for request in requests)
             pending = self._generate(params, requests, enough)
             call = PendingCall(active, version, pending, expected, enough)
         except BaseException:

@@ -274,6 +274,13 @@ class Speed:
     def first_samples(self) -> int:
         return self.n_init
 
+    @property
+    def completes_late(self) -> bool:
+        """Whether no prompt completes with its first samples, so that new prompts need no room for
+        their groups yet. Rules without this member may complete at any time.
+        """
+        return self.n_cont > 0
+
     def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
         return init_state(num_prompts, self.max_samples)
 

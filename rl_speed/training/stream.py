@@ -27,19 +27,27 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
     """Builds the stream of a finite training set, curated and ordered by `config.data`.
 
     Raises ValueError: a prompt has no pass rate in the file, no prompt is kept, two prompts share
-    an id with order "forecast", or a fused step has more groups than there are prompts.
+    an id where something is kept by id, or a fused step has more groups than there are prompts.
     """
     d = config.data
     table = {}
     if d.pass_rates:
         prompts, table = curate(prompts, d.pass_rates, d.keep_low, d.keep_high)
     ids = Counter(p.id for p in prompts)
-    if d.order == "forecast" and len(ids) < len(prompts):
+    by_id = {
+        f"config.data.order={d.order!r} keeps results": d.order == "forecast",
+        f"config.estimate.kind={config.estimate.kind!r} keeps counts": config.estimate.kind
+        == "ema",
+        f"config.replay.window={config.replay.window!r} keeps responses": (
+            config.replay.window != "none"
+        ),
+    }
+    for what in [what for what, used in by_id.items() if used and len(ids) < len(prompts)]:
         (twice, count), *_ = ids.most_common(1)
         where = f" of config.data.train ({d.train})" if d.task == "jsonl" else ""
         raise ValueError(
-            f"config.data.order={d.order!r} keeps results by prompt id, and {count} "
-            f"prompts{where} have the id {twice!r}. Give every prompt its own id"
+            f"{what} by prompt id, and {count} prompts{where} have the id {twice!r}. Give every "
+            "prompt its own id"
         )
     order = make_order(config, prompts, table)
     groups = config.driver.groups

@@ -444,3 +444,14 @@ def test_a_step_in_the_loop_needs_a_prompt_for_each_group(order):
         c.set(path, value)
         make_stream(c, data[1:])
         c.set(path, before)
+
+
+@pytest.mark.parametrize(
+    "path, value", [("replay.window", "min"), ("estimate.kind", "ema")], ids=["replay", "ema"]
+)
+def test_what_is_kept_by_id_needs_ids_that_differ(path, value):
+    c = config()
+    c.set(path, value)
+    make_stream(c, [make(i) for i in range(3)])
+    with pytest.raises(ValueError, match=f"^config.{path}='{value}' keeps .* have the id 'p1'"):
+        make_stream(c, [make(i) for i in (0, 1, 1)])

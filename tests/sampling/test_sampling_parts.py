@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +129,19 @@ def test_the_generator_in_parts_draws_the_same_and_says_how_far_it_is(monkeypatc
     total = len(expected)
     assert counts[0] == (0, total) and counts[-1] == (total, total) and counts == sorted(counts)
     assert len(counts) == 1 + -(-cost.decode_steps // 2)
+
+
+@pytest.mark.usefixtures("no_call_is_short")
+def test_what_one_shard_has_too_much_does_not_end_the_call_of_another(monkeypatch):
+    """Whatever the lengths of parts are."""
+    generator = generator_of("toy", {"data": 2})
+    generator.stop = lambda: False
+    ended = iter([[3, 2], [7, 3], [7, 5]])
+    state = SimpleNamespace(queue_next=np.zeros(2), samples=None)
+    monkeypatch.setattr(generate, "begin_sharded", lambda *call: (None, state))
+    monkeypatch.setattr(generate, "advance_sharded", lambda *call: (state, np.array(next(ended))))
+    generator._in_parts((None,) * 7, np.array([5, 5]))
+    assert next(ended, None) is None
 
 
 @pytest.mark.usefixtures("no_call_is_short")

@@ -291,6 +291,7 @@ def test_an_only_sample_is_measured_against_history():
         ),
         ("rule.n_min", 9, "Allocated.n .8, the average. must lie between n_min .9. and n_max .32."),
         ("driver.screening", "fixed", "config.driver.screening='missing'"),
+        ("driver.in_flight", 512, "must be those of one batch: it needs config.driver.in_flight=0"),
         ("estimate.decay", 0.0, "config.estimate.decay must be in .0, 1."),
         (
             "objective.advantage",

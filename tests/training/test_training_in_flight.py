@@ -160,6 +160,14 @@ def test_an_evaluation_waits_once_and_goes_on_where_it_was_stopped(weights, axes
     assert got.stats.tokens == want.stats.tokens and got.stats.samples == want.stats.samples == 56
     assert got.stats.slot_use > want.stats.slot_use
 
+    # Stopped without `in_flight`, and gone on with it, and the other way.
+    for first in (False, True):
+        so_far, asks = EvaluationSoFar(), iter([False])
+        assert run(so_far, lambda asks=asks: next(asks, True), on=first) is None and so_far.done
+        found = run(so_far, on=not first)
+        for name in asked:
+            np.testing.assert_array_equal(found.sets[name].correct, want.sets[name].correct)
+
     # Stopped after every call, and gone on from what a checkpoint has.
     so_far, parts = EvaluationSoFar(), 0
     while True:
@@ -277,6 +285,31 @@ def test_prompts_that_expire_before_a_sample_ended_can_be_drawn_again():
         assert (rollouts.versions == version).all()
         assert driver.stream.metrics()["prompts/out"] == driver.in_flight
     assert driver.prompt_counts.dropped_stale
+
+
+@pytest.mark.parametrize("room", [4, 6, 16])
+@pytest.mark.parametrize("in_flight", [0, 40])
+def test_groups_that_complete_in_their_first_round_have_room_in_the_buffer(in_flight, room):
+    driver, _ = driver_of(Sequential(m=4, rounds=3), in_flight=in_flight, buffer_groups=room)
+    for step in range(20):
+        rollouts, report = driver.next_groups(None, step)
+        assert len(rollouts.prompts) == 4 and not report.short
+
+
+def test_with_replies_a_call_ends_when_slots_would_be_idle():
+    asked = []
+    driver, generator = driver_of(Uniform(4))
+    driver._reply = lambda rollouts: rollouts
+    generate = driver._generate
+
+    def spy(params, requests, enough):
+        asked.append((enough, sum(request.count for request in requests)))
+        return generate(params, requests, enough)
+
+    driver._generate = spy
+    for step in range(3):
+        driver.next_groups(None, step)
+    assert asked and all(enough == count for enough, count in asked)
 
 
 def test_a_driver_goes_on_from_its_state():

@@ -395,6 +395,13 @@ def test_settings_that_contradict_each_other():
         ValueError, match="length_low .1.0. must not exceed config.reward.length_high .0.5."
     ):
         config.validate()
+    config = Config()
+    config.objective.advantage = "ngrpo"
+    config.validate()
+    config.reward.format_weight = 0.5
+    with pytest.raises(ValueError, match="takes 1 as the highest reward, .*format_weight=0.5"):
+        config.validate()
+    config = Config()
     config.reward = Reward(format_weight=1.0, think_close="")
     with pytest.raises(ValueError, match="think_open and think_close must not be empty"):
         config.validate()
