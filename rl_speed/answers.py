@@ -42,9 +42,10 @@ def closing_brace(text: str, start: int) -> int | None:
 def last_box(text: str) -> str | None:
     r"""Returns the content of the last \boxed{...}, \fbox{...} or \boxed 7; None without a box.
 
-    Boxes separated only by a comma, "and" or the like are parts of one answer; commas join them. A
-    box and its correction ("\boxed{1}, no: \boxed{2}") are two answers. If the last box is empty or
-    not closed, the result is None, even if an earlier box is complete.
+    Boxes separated only by a comma, "and" or the like are parts of one answer. ", " joins them,
+    because 5,100 would be one number. A box and its correction ("\boxed{1}, no: \boxed{2}") are two
+    answers. If the last box is empty or not closed, the result is None, even if an earlier box is
+    complete.
     """
     parts: list[str] = []
     later = None
@@ -63,7 +64,7 @@ def last_box(text: str) -> str | None:
             break
         parts.append(text[start:end].strip())
         later = box.start()
-    return ",".join(dict.fromkeys(reversed(parts))) if parts else None
+    return ", ".join(dict.fromkeys(reversed(parts))) if parts else None
 
 
 def _braceless(text: str, start: int) -> int | None:
@@ -160,6 +161,7 @@ def layout(text: str) -> str:
     if "\\begin" not in text:  # inside an environment \\ ends a row
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", _LAYOUT.sub("", text))
+    text = re.sub(r"\\varnothing(?![A-Za-z])", r"\\emptyset", text)
     text = _UPRIGHT.sub(r"\\text{", _SPACE.sub(" ", text))
     text = re.sub(r"\\text\{\s*([-+]?(?:\\?\$)?[\d.,/]+)\s*\}", r"\1", text)  # an upright number
     text = re.sub(r"\\text\{\s*([-+]?\$?[\d.,]*\d)\s+", r"\1 \\text{", text)  # \text{12 cm}

@@ -26,8 +26,9 @@ NO_ANSWER = ("proof", "notfound", "not found")
 def answer_text(value: Any, field: str) -> str:
     r"""Returns a row's answer as text, with formatting removed by `plain`.
 
-    Commas join the parts of a list (OlympiadBench's final_answer). If the answer has a box, the
-    box's content is the answer. "$69$,$84$" becomes 69,84, and AIME's "073" becomes 73.
+    ", " joins the parts of a list (OlympiadBench's final_answer); 100,200 would be one number. If
+    the answer has a box, the box's content is the answer. "$69$,$84$" becomes 69, 84, and AIME's
+    "073" becomes 73.
 
     Raises:
       DataError: the value is empty, or is not text, a number, or a list of these.
@@ -37,7 +38,7 @@ def answer_text(value: Any, field: str) -> str:
             raise DataError(
                 f"{field!r} is an empty list; leave this row out or name another answer field"
             )
-        return ",".join(answer_text(part, field) for part in value)
+        return ", ".join(answer_text(part, field) for part in value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 27.0 in a JSON file means the integer answer 27
     if (
@@ -92,7 +93,8 @@ def _without_dollars(text: str) -> str:
         return text  # formulas in prose
     if len(pieces) == 2 and pieces[0].strip() not in ("", "-", "+") and pieces[1].strip():
         return text
-    return "".join(pieces).strip().rstrip(".").strip()
+    spaced = (f"{piece} " if piece.endswith(",") else piece for piece in pieces)
+    return "".join(spaced).strip().rstrip(".").strip()
 
 
 def without_unit(answer: str) -> str:

@@ -306,7 +306,8 @@ def load_training_rows(
         rows, held = hold_out(rows, held_out)
         report = dataclasses.replace(report, held_out=before - len(rows))
     found = {}
-    lenient = dataclasses.replace(of_evaluation or fields, required=False)
+    # Of an evaluation file, only the question is needed.
+    lenient = dataclasses.replace(of_evaluation or fields, required=False, answered=False)
     for source in decontaminate:
         known = {
             row.where

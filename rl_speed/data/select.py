@@ -141,6 +141,13 @@ def contamination_key(question: str) -> str:
     return text if any(map(str.isalnum, text)) else ""
 
 
+def question_key(question: str) -> str:
+    """Returns a key that is equal for all spellings of a question: `contamination_key`, or
+    `duplicate_key` if there is none.
+    """
+    return contamination_key(question) or duplicate_key(question)
+
+
 def _spread(text: str) -> str:
     """Writes superscripts and subscripts with ^ and _, puts spaces around fractions and circled
     numbers, and removes invisible characters.
@@ -196,8 +203,8 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     If a question is added to the data, at most one held-out question changes.
 
     Returns:
-      (rows to train on, held-out rows). The first have no row of a held-out question; the second
-      have one row of each, lowest hash first.
+      (rows to train on, held-out rows). The first have no copy of a held-out question, in whatever
+      spelling (`question_key`); the second have one row of each question, lowest hash first.
 
     Raises:
       ValueError: `count` is not positive, or the rows have too few different questions.
@@ -205,16 +212,17 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(duplicate_key(row.question), row)
-    if not 0 < count < len(first):
+    ranked = sorted(first, key=lambda key: hashlib.sha256(key.encode()).digest())
+    questions: dict[str, Row] = {}
+    for key in ranked:
+        questions.setdefault(question_key(first[key].question), first[key])
+    if not 0 < count < len(questions):
         raise ValueError(
             f"config.data.hold_out ({count}) must leave something to train on: the training file "
-            f"has {len(first)} different questions; lower it"
+            f"has {len(questions)} different questions; lower it"
         )
-    ranked = sorted(first, key=lambda key: hashlib.sha256(key.encode()).digest())
-    held = set(ranked[:count])
-    return [row for row in rows if duplicate_key(row.question) not in held], [
-        first[key] for key in ranked[:count]
-    ]
+    held = dict(itertools.islice(questions.items(), count))
+    return [row for row in rows if question_key(row.question) not in held], list(held.values())
 
 
 def contaminated(rows: Iterable[Row], questions: Iterable[str]) -> list[Row]:

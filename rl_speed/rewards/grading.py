@@ -58,6 +58,7 @@ _SHORT_WORDS = frozenset(
     "yes no on off red one two six ten odd all any sun mon tue wed thu fri".split()
 )
 _PERCENT = UnevaluatedExpr(sympy.Rational(1, 100))
+_THOUSANDS = re.compile(r"[\s$]*\d{1,3}(?:,\d{3})+[\s$]*")
 _MAX_DIGITS = 10_000  # of a power or factorial that is evaluated
 _PRECISE = 200  # digits to which constants without decimals are evaluated
 _EQUAL = 150  # leading digits of such constants that must agree
@@ -109,6 +110,8 @@ def _judge(answer, gold, float_rounding, strict, allow_set_relation):
             judged = [_judge(others[name], named[name], *settings) for name in named]
             return min(v if isinstance(v, float) else v[0] for v in judged)
     answer = _without_label(answer, label)
+    if _THOUSANDS.fullmatch(answer) and _bracketed(gold) == "list":
+        answer = answer.replace(",", ", ")  # 100,200 is a list where the gold answer is one
     found = read(answer)
     if found is None and not label and re.fullmatch(r"[^=,;]*=[^=,;]*", answer):
         found = read(answer.partition("=")[2])  # the text before is a name that cannot be read

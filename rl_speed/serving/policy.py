@@ -12,6 +12,8 @@ from rl_speed.evaluation.settings import ADAPTERS
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig
 from rl_speed.policy.hub import model_directory
+from rl_speed.runtime.checkpoint_folder import saved_steps
+from rl_speed.runtime.workdir import read_summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,8 @@ def load_policy(
 
     Args:
       path: a Hugging Face directory or its name on the hub, "embedded", or the workdir of a run:
-        its `policy` directory if the run has finished, else the newest readable checkpoint.
+        its `policy` directory if the run has finished and was not continued since, else the newest
+        readable checkpoint.
       end_tokens: additional tokens that end a response, as in config.model.end_tokens.
 
     Raises:
@@ -52,7 +55,7 @@ def load_policy(
             f"{at}: no such directory; give --model a Hugging Face directory, a name on the hub, "
             "or the workdir of a run"
         )
-    if (at / "policy" / "config.json").exists():
+    if (at / "policy" / "config.json").exists() and not _continued(at):
         at = at / "policy"
     running = sources.is_run(at) and not sources.is_model(at)
     source = (
@@ -72,3 +75,13 @@ def load_policy(
     return ServedPolicy(
         Path(policy.directory), policy.params, policy.model, policy.end_tokens, where
     )
+
+
+def _continued(workdir: Path) -> bool:
+    """Returns whether the run has a newer checkpoint than the export of its summary."""
+    try:
+        exported = read_summary(workdir / "summary.json", "").get("steps")
+        newest = saved_steps(sources.find_source(checkpoint=str(workdir)).checkpoints)[-1]
+    except (OSError, ValueError):
+        return False  # no summary, or no checkpoints: nothing newer is known
+    return exported is not None and newest > exported

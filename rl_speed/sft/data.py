@@ -14,7 +14,7 @@ import numpy as np
 from flax import struct
 
 from rl_speed.data.loaders import Row
-from rl_speed.data.select import duplicate_key
+from rl_speed.data.select import duplicate_key, question_key
 from rl_speed.policy.tokenizer import TextGuard
 
 Array = jax.Array
@@ -110,17 +110,17 @@ def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Examp
 
 
 def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """Divides examples into (training, held-out) by a hash of the question, ignoring case and white
-    space.
+    """Divides examples into (training, held-out) by a hash of the question, whatever its spelling.
 
     The order of rows does not matter, and all solutions of a question are in one part. At least one
     question is held out if `share` is above 0 and there are two questions.
     """
-    keys = [duplicate_key(e.question) for e in examples]
-    place = {
-        key: int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-        for key in keys
-    }
+    keys = [question_key(e.question) for e in examples]
+    place = dict.fromkeys(keys, 1.0)
+    for key, example in zip(keys, examples):
+        text = duplicate_key(example.question).encode()
+        at = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64
+        place[key] = min(place[key], at)
     count = sum(at < share for at in place.values())
     if share > 0:
         count = max(min(max(count, 1), len(place) - 1), 0)

@@ -286,7 +286,7 @@ PUBLISHED = {
         },
         "7",
         "Let $a=1$.\nFind all $x$.",
-        "1,-2",
+        "1, -2",
         "one",
         {"subfield": "Algebra", "unit": "km"},
     ),
@@ -300,7 +300,7 @@ PUBLISHED = {
         },
         "7",
         "q",
-        "1,-2",
+        "1, -2",
         "",
         {},
     ),
@@ -548,8 +548,8 @@ def test_filters_are_counted_and_are_not_bad_rows(tmp_path):
     "text,want",
     [
         ("$a+4$", "a+4"),
-        ("$69$,$84$", "69,84"),
-        ("$221,$8$", "221,8"),
+        ("$69$,$84$", "69, 84"),
+        ("$221,$8$", "221, 8"),
         ("$87.50", "87.50"),
         ("-$3", "-3"),
         ("$1$ and $2$", "1 and 2"),
@@ -597,7 +597,7 @@ def test_plain_answers(text, want):
 def test_boxes():
     assert last_box("\\boxed{1}, so \\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
     assert (
-        last_box("$\\boxed{1}$ and $\\boxed{2}$.") == "1,2"
+        last_box("$\\boxed{1}$ and $\\boxed{2}$.") == "1, 2"
         and last_box("\\fbox{3}") == "3"
         and last_box("\\boxed 7.") == "7"
     )

@@ -19,6 +19,7 @@ from rl_speed.data.select import (
     deduplicate,
     duplicate_key,
     hold_out,
+    question_key,
 )
 from rl_speed.policy import load_tokenizer
 from rl_speed.training.build import build_data
@@ -100,6 +101,18 @@ def test_held_out_split_does_not_depend_on_order_and_takes_duplicates_along():
     assert len(grown & held_questions) >= 9
 
 
+def test_other_spellings_of_a_held_out_question_neither_train_nor_are_held_out():
+    spelt = ["What is $2+2$?", "What is 2+2?", "what is \\(2 + 2\\)"]
+    for count in (1, 2):
+        train, held = hold_out(rows(*spelt, "B?", "C?"), count)
+        assert len({question_key(row.question) for row in held}) == len(held) == count
+        of_held = {question_key(row.question) for row in held}
+        assert not of_held & {question_key(row.question) for row in train}
+        assert len(train) == 5 - sum(3 if row.question in spelt else 1 for row in held)
+    with pytest.raises(ValueError, match="has 3 different questions"):
+        hold_out(rows(*spelt, "B?", "C?"), 3)
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_held_out_split_must_leave_something(count):
     with pytest.raises(
@@ -113,6 +126,20 @@ def test_contamination_sees_through_markup_and_never_matches_nothing():
     given = rows("Find $x^2$.", "Find \\(x^{2}\\)!", "Find x", "¿¡", "…", "+", "Find x²")
     found = contaminated(given, ["FIND X^2", "?", "", "-"])
     assert [r.id for r in found] == ["0", "1", "6"]
+
+
+def test_evaluation_questions_without_an_answer_are_left_out_too(tmp_path):
+    for name, answers in (("train", "4444"), ("eval", ["0", None, "", "proof"])):
+        lines = [
+            json.dumps({"question": f"What is {i}+{i}?", "answer": answer})
+            for i, answer in enumerate(answers)
+        ]
+        if name == "train":
+            lines.append(json.dumps({"question": "Another?", "answer": "7"}))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("train", "eval")]
+    rows, _, report = load_training_rows(files[0], decontaminate=files[1:])
+    assert [row.question for row in rows] == ["Another?"] and report.contaminated[files[1]] == 4
 
 
 @pytest.mark.parametrize(
@@ -454,17 +481,12 @@ def test_a_thousand_questions_of_dapo_are_held_out(real_data):
     train, held, report = load_training_rows(
         path, held_out=1000, decontaminate=[str(real_data / EVALUATION["math500"])]
     )
-    held_keys, train_keys = (
-        {duplicate_key(row.question) for row in part} for part in (held, train)
-    )
-    assert (
-        len(held) == len(held_keys) == 1000
-        and not held_keys & train_keys
-        and len(train_keys) == len(train)
-    )
-    assert (
-        report.rows == 17917
-        and report.held_out > 1000
-        and len(held_keys | train_keys)
-        == 17917 - 731 - report.contaminated[str(real_data / EVALUATION["math500"])]
+    held_keys, train_keys = ({question_key(row.question) for row in part} for part in (held, train))
+    assert len(held) == len(held_keys) == 1000 and not held_keys & train_keys
+    assert len({duplicate_key(row.question) for row in train}) == len(train)
+    assert report.rows == 17917
+    # Copies in white space and case alone, and 100 in other spellings.
+    assert report.held_out == 1142
+    assert len(train) + 1000 + 100 == (
+        17917 - 731 - report.contaminated[str(real_data / EVALUATION["math500"])]
     )

@@ -41,8 +41,8 @@ def verdict(answer, gold, mode="boxed"):
         (r"\boxed{14} then \boxed{\frac{1}{2}", None),
         (r"\boxedsomething{3}", None),
         ("no", None),
-        (r"$\boxed{1}$ and $\boxed{2}$.", "1,2"),
-        (r"\boxed{1} papers and \boxed{2} bins", "1,2"),
+        (r"$\boxed{1}$ and $\boxed{2}$.", "1, 2"),
+        (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
         (r"\boxed{1}, no: \boxed{2}", "2"),
     ],
 )

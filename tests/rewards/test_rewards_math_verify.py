@@ -80,6 +80,29 @@ def test_a_minimum_is_no_maximum(boxed, free, answer, gold, right):
 
 
 @pytest.mark.parametrize(
+    "response, gold, right",
+    [
+        (r"\boxed{5} and \boxed{100}", "5100", False),
+        (r"\boxed{5} and \boxed{100}", "5, 100", True),
+        (r"$x=\boxed{12}$, $y=\boxed{345}$", "12345", False),
+        (r"$x=\boxed{12}$, $y=\boxed{345}$", "12, 345", True),
+        (r"\boxed{1,234} and \boxed{5}", "1234, 5", True),
+        (r"\boxed{100, 200}", "100, 200", True),
+        (r"\boxed{100,200}", "100, 200", True),
+        (r"\boxed{200,100}", "100, 200", True),
+        (r"\boxed{100200}", "100, 200", False),
+        (r"\boxed{100,200}", "100200", True),
+        (r"\boxed{100, 200}", "100200", False),
+        (r"\boxed{1,000,200}", "1000, 200", False),
+        (r"\boxed{\varnothing}", r"\emptyset", True),
+        (r"\boxed{\emptyset}", r"\varnothing", True),
+    ],
+)
+def test_a_list_of_integers_is_not_one_integer(boxed, response, gold, right):
+    assert boxed.score([response], [gold]).tolist() == [right]
+
+
+@pytest.mark.parametrize(
     "gold, answer", [("$18", "18"), (r"\$18", "18"), ("x = 5", "5"), ("Evelyn", r"\text{Evelyn}")]
 )
 def test_gold_as_data_sets_have_it(boxed, gold, answer):

@@ -54,6 +54,13 @@ def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
     assert served.source.endswith("(step 10)") and served.model == model
     assert jax.tree.structure(served.params) == jax.tree.structure(params)
     assert all(map(np.array_equal, jax.tree.leaves(served.params), jax.tree.leaves(params)))
+    # A run that was exported at step 9 and continued, and one that was not.
+    (tmp_path / "policy").symlink_to(embedded_directory())
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 9}))
+    assert load_policy(tmp_path).source.endswith("(step 10)")
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 10}))
+    assert load_policy(tmp_path).source.endswith("/policy")
+    (tmp_path / "policy").unlink()
     for file in (tmp_path / "checkpoints" / "10" / "state").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
