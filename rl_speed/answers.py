@@ -116,10 +116,13 @@ _UPRIGHT = re.compile(
 )
 
 
-def characters(text: str) -> str:
-    """Replaces Unicode signs by LaTeX, full-width characters by plain ones, "½" by a fraction."""
+def characters(text: str, primes: bool = True) -> str:
+    """Replaces Unicode signs by LaTeX, full-width characters by plain ones, "½" by a fraction, and
+    with `primes` the apostrophe of a derivative (not for prose).
+    """
     text = _ROOT.sub(lambda m: rf"\sqrt{{{m[1].strip('()')}}}", text.translate(_SYMBOLS))
-    text = re.sub(r"(?<=[A-Za-z)\]}])'+", lambda m: "^{" + r"\prime" * len(m[0]) + "}", text)
+    if primes:
+        text = re.sub(r"(?<=[A-Za-z)\]}])'+", lambda m: "^{" + r"\prime" * len(m[0]) + "}", text)
     found = []
     for kind, group in itertools.groupby(text, _kind):
         plain = "".join(unicodedata.normalize("NFKC", c) for c in group)

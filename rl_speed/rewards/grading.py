@@ -6,6 +6,7 @@ import does not count in an item's time limit.
 
 import collections
 import functools
+import itertools
 import logging
 import math
 import re
@@ -24,7 +25,7 @@ from sympy import MatrixBase, UnevaluatedExpr
 from sympy.core.basic import Basic
 from sympy.core.function import AppliedUndef
 
-from rl_speed.answers import bare, last_box, normalise, partial, unit
+from rl_speed.answers import bare, characters, last_box, normalise, partial, unit
 
 # The library warns that its time limit is off, which is intended.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -314,7 +315,7 @@ def _same_argument(answer, gold):
 _MARKER = re.compile(r"answer\s*(?:is)?\s*:[\s*]*(\S.*)", re.IGNORECASE)
 # Possessive quantifiers do not backtrack, so a long text is scanned once.
 _ATOM = r"(?:\\[A-Za-z]++|\d++(?:[.,]\d++)*+|[!^_(){}\[\]]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
-_JOIN = r"(?:\s*(?:[-+*/=<>,;:]|(?:and|or)\b)\s*|)"
+_JOIN = r"(?:\s*(?:[-+*/=<>,;:]|(?:and|or)\b|\\(?:times|cdot)(?![A-Za-z])|[x×](?=\s*\d))\s*|)"
 # Start of an explanation after an answer.
 _CLAUSE = re.compile(
     r"(?<!\.)\.(?:\s|$)|[,;]\s+(?=[A-Za-z]{2,})(?!and\b|or\b)|\s+\((?=[A-Za-z])"
@@ -338,7 +339,7 @@ _CHANGED = re.compile(
 )
 _BEHIND = re.compile(rf"(?:{_JOIN}{_ATOM})*")
 _BEFORE = re.compile(rf"(?:{_ATOM}(?:\s*[-+*/<>,]\s*|\s+(?:and|or)\s+|))+$")
-_AREA = re.compile(r"\s*[A-Za-z]{1,2}[²³]")
+_AREA = re.compile(r"\s*(?:[cdkm]?m|ft|in|mi|yd)[²³]")
 
 
 def find_answer(text):
@@ -351,7 +352,12 @@ def find_answer(text):
     final = text.lower().rfind("final answer is")
     if box > final:
         return last_box(text)
+    # Signs as LaTeX, which the search knows: 5³ is no 5, but 5 m² is 5.
     text = text[max(0, final) :]
+    units = (found.span() for found in _AREA.finditer(text))
+    edges = [0, *itertools.chain.from_iterable(units), len(text)]
+    parts = [text[a:b] for a, b in itertools.pairwise(edges)]
+    text = "".join(x if i % 2 else characters(x, primes=False) for i, x in enumerate(parts))
     text = re.sub(r"\*\*(?!\w)|(?<!\w)\*\*", " ", text)  # bold
     for marker in list(_MARKER.finditer(text))[-1:]:
         # The line, or its text before the first explanation.
@@ -394,6 +400,8 @@ def _whole(text, found):
         end = found.end("percent")
     before = _BEFORE.search(text, max(0, start - 100), start)
     first = before.start() if before else start
+    if re.search(r"(?<!\S)[-+]$", text[max(0, first - 2) : first]):
+        first -= 1  # the sign of the first of several numbers
     last = end if _AREA.match(text, end) else _BEHIND.match(text, end).end()
     if _CHANGED.match(text, last) or _MODIFIED.search(text[max(0, first - 30) : first]):
         return text[max(0, first - 30) : last + 30]  # `read` refuses this text

@@ -22,6 +22,7 @@ BOXES = (b"\\boxed", b"\\fbox")
 # Characters that may separate boxes of one answer; the letters are those of "and" and "or".
 _GAP = b" \n\t$,;&+andor"
 MODES = ("boxed", "last")
+_SPACE = "\u2581"  # how SentencePiece writes it
 
 
 def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
@@ -34,10 +35,15 @@ def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
     special = set(tokenizer.all_special_ids)
     count = min(vocab_size, len(tokenizer))
     decoder = {c: b for b, c in _byte_alphabet().items()}
-    for token, piece in enumerate(tokenizer.convert_ids_to_tokens(list(range(count)))):
-        if token in special or piece is None:
-            continue
-        if all(c in decoder for c in piece):  # byte-level BPE: exact
+    pieces = tokenizer.convert_ids_to_tokens(list(range(count)))
+    ordinary = {token: p for token, p in enumerate(pieces) if token not in special and p}
+    sentencepiece = any(piece.startswith(_SPACE) for piece in ordinary.values())
+    for token, piece in ordinary.items():
+        if sentencepiece and (byte := re.fullmatch("<0x([0-9A-F]{2})>", piece)):
+            raw = bytes.fromhex(byte[1])
+        elif sentencepiece:
+            raw = piece.replace(_SPACE, " ").encode("utf-8")
+        elif all(c in decoder for c in piece):  # byte-level BPE: exact
             raw = bytes(decoder[c] for c in piece)
         else:
             raw = tokenizer.convert_tokens_to_string([piece]).encode("utf-8")
@@ -174,7 +180,7 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
     def first_of(mask):
         return jnp.where(jnp.any(mask, axis=1), jnp.argmax(mask, axis=1), used)
 
-    spaces = jnp.isin(text, jnp.asarray([*b" \n\t"], text.dtype))
+    spaces = _among(text, b" \n\t")
     start = first_of(inside & (at >= behind[:, None]) & ~spaces)
 
     def byte_at(i):
@@ -183,14 +189,21 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
     braced = byte_at(start) == ord("{")
     closes = inside & (text == ord("}")) & (at > start[:, None])
     digits = (text >= ord("0")) & (text <= ord("9"))
-    number = digits | jnp.isin(text, jnp.asarray([*b"+-.,/"], text.dtype))
+    number = digits | _among(text, b"+-.,/")
     stop = first_of(inside & ~number & (at >= start[:, None]))
     stop = jnp.max(jnp.where(digits & (at < stop[:, None]), at + 1, 0), axis=1)
+    # A box without braces ends where the formula, the line or the sentence does.
+    behind_it = first_of(inside & ~spaces & (at >= stop[:, None]))
+    mark, follows = byte_at(behind_it), jnp.where(behind_it + 1 < used, byte_at(behind_it + 1), 0)
+    ends = (behind_it >= used) | (mark == ord("$")) | (byte_at(stop) == ord("\n"))
+    ends |= (mark == ord("\\")) & _among(follows, b")]")
+    ends |= (mark == ord(".")) & _among(follows, b"\0 \n$")
     before = at < command[:, None]
-    gap = jnp.isin(text, jnp.asarray([*_GAP], text.dtype))
+    gap = _among(text, _GAP)
     previous = jnp.max(jnp.where(before & ~gap, at, -1), axis=1)
     one_of_several = jnp.any(opens & before, axis=1) & (byte_at(previous) == ord("}"))
-    found = (command >= 0) & (start < used) & ~one_of_several & (~braced | jnp.any(closes, axis=1))
+    whole = jnp.where(braced, jnp.any(closes, axis=1), ends)
+    found = (command >= 0) & (start < used) & ~one_of_several & whole
     return (
         jnp.where(braced, start + 1, start),
         jnp.where(braced, jnp.argmax(closes, axis=1), stop),
@@ -201,14 +214,17 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
 def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
     """Returns (start, end, found), each [S], of the word with the last digit.
 
-    The word may be no integer, such as 1/2 or 3x; `same_integer` tests it.
+    The word may be no integer, such as 1/2 or 3x; `same_integer` tests it. `found` is False
+    if it is only a part of the answer, such as an exponent.
     """
     at = jnp.arange(text.shape[1])
     inside = at < used[:, None]
     digit = (text >= ord("0")) & (text <= ord("9")) & inside
     last = jnp.max(jnp.where(digit, at, -1), axis=1)
     # The word around the last digit, between white space, brackets, dollars and the like.
-    breaks = jnp.isin(text, jnp.asarray([*b" \n\t$()[]{}*=:;\"'"], text.dtype)) | ~inside
+    after_it = jnp.pad(text[:, 1:], ((0, 0), (0, 1)))
+    breaks = _among(text, b" \n\t$()[]{}*=:;\"'") | ~inside
+    breaks |= (text == ord("\\")) & _among(after_it, b"()[]")  # formulas
     before = breaks & (at < last[:, None])
     start = jnp.max(jnp.where(before, at + 1, 0), axis=1)
     after = breaks & (at > last[:, None])
@@ -216,7 +232,31 @@ def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
     # A full stop or comma that ends the sentence is not part of the number.
     tail = jnp.take_along_axis(text, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
     stop = ((tail == ord(".")) | (tail == ord(","))) & (end - 1 == last + 1)
-    return start, jnp.where(stop, end - 1, end), last >= 0
+
+    def byte_at(i):
+        found = jnp.take_along_axis(text, jnp.clip(i, 0, text.shape[1] - 1)[:, None], axis=1)[:, 0]
+        return jnp.where((i >= 0) & (i < used), found, 0)
+
+    # A number in brackets, an exponent or an argument, or one factor, is no answer. It may stand
+    # between dollars, \( \), ** ** or in \boxed{ }.
+    alone = b"\0 \n\t$=:;\"'"
+    left, left2, left3 = (byte_at(start - i) for i in (1, 2, 3))
+    right, right2 = byte_at(end), byte_at(end + 1)
+    opens = _among(left, b"([{") & (_among(left2, alone) | (left2 == ord("\\")))
+    opens |= (left == ord("{")) & (left2 == ord("d"))
+    free = _among(left, alone) | opens | ((left == ord("*")) & _among(left2, b"*" + alone))
+    free &= ~((left == ord(" ")) & (left2 == ord(",")) & (left3 >= ord("0")) & (left3 <= ord("9")))
+    closes = ((right == ord(")")) & (left == ord("("))) | ((right == ord("]")) & (left == ord("[")))
+    free &= (
+        _among(right, alone + b"\\}")
+        | closes
+        | ((right == ord("*")) & _among(right2, b"*.,!" + alone))
+    )
+    return start, jnp.where(stop, end - 1, end), (last >= 0) & free
+
+
+def _among(text: Array, some: bytes) -> Array:
+    return jnp.isin(text, jnp.asarray([*some], text.dtype))
 
 
 def same_integer(text: Array, start: Array, end: Array, answer: Array) -> Array:

@@ -207,6 +207,25 @@ def test_any_tokenization_of_the_digits(qwen):
         ("**42**", "42", 1),
         ("(42)", "42", 1),
         ("$42$", "42", 1),
+        (r"so \(42\).", "42", 1),
+        (r"\[42\]", "42", 1),
+        (r"\boxed{42}", "42", 1),
+        (r"$\boxed{x = 42}$.", "42", 1),
+        ('{"answer": 42}', "42", 1),
+        ("*42*", "42", 1),
+        ("**Answer: 42**", "42", 1),
+        ("Therefore, 42", "42", 1),
+        (r"\frac{1}{2}", "2", 0),
+        ("x^{2}", "2", 0),
+        (r"\sqrt{2}", "2", 0),
+        ("x_{2}", "2", 0),
+        ("(2, 3)", "3", 0),
+        ("2, 3", "3", 0),
+        ("[1, 2]", "2", 0),
+        ("5*3", "3", 0),
+        ("-(5)", "5", 0),
+        ("f(5)", "5", 0),
+        ("5(x)", "5", 0),
     ],
 )
 def test_last_integer_of_a_text(text, gold, right):
@@ -237,7 +256,12 @@ def test_the_last_box_is_the_answer():
         (r"\boxed{12}. No: \boxed", 0),
         (r"\boxed{7} and \boxed{12}", 0),
         (r"\boxed 12.5", 0),
-        (r"\boxed 12x", 1),
+        *(
+            (rf"\boxed 12{more}", 0)
+            for more in ("x", r"\sqrt{2}", "^2", " million", " or 6", " - 3")
+        ),
+        *((rf"\boxed 12{more}", 1) for more in ("$", " $ is it", "\nso", r"\)", ". So", ".", " ")),
+        (r"\boxed 12, 8", 0),
         (r"\boxedx{12}", 0),
     ]
     table = np.zeros((256, 1), np.uint8)
@@ -302,3 +326,21 @@ def test_table_of_a_tokenizer_that_is_not_byte_level():
 def test_answers_that_are_no_integers_are_refused(answer, message):
     with pytest.raises(ValueError, match=message):
         encode_answers(["3", answer])
+
+
+def test_tokens_of_sentencepiece_are_spaces_and_bytes():
+    """Such as those of Llama 2: one piece decoded alone loses its space."""
+    pieces = ["<unk>", "\u2581the", "\u2581", "\u25815", "6", "<0x0A>", "<0xC3>", "<0xA9>", "the"]
+
+    class Tokenizer:
+        all_special_ids = [0]
+
+        def __len__(self):
+            return len(pieces)
+
+        def convert_ids_to_tokens(self, ids):
+            return [pieces[i] for i in ids]
+
+    table = token_bytes(Tokenizer(), 10)
+    found = [bytes(row[row > 0]) for row in table]
+    assert found == [b"", b" the", b" ", b" 5", b"6", b"\n", b"\xc3", b"\xa9", b"the", b""]

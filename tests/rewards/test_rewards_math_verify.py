@@ -103,6 +103,31 @@ def test_a_list_of_integers_is_not_one_integer(boxed, response, gold, right):
 
 
 @pytest.mark.parametrize(
+    "response, gold, right",
+    [
+        ("The answer is 2π", "2", False),
+        ("The answer is 2π", r"2\pi", True),
+        ("so we get 6√2", "2", False),
+        ("so we get 6√2", r"6\sqrt{2}", True),
+        ("The answer is 5³", "5", False),
+        ("The answer is 5³", "125", True),
+        ("The answer is 5½", "5", False),
+        ("The answer is 5 – 6", "6", False),
+        (r"The answer is 6 \times 10^3", "6", False),
+        (r"The answer is 6 \times 10^3", "6000", True),
+        ("The answer is 6 x 10^3", "1000", False),
+        ("between −3 and 3", "3", False),
+        ("The answer is −3", "-3", True),
+        ("The answer is −3.", "3", False),
+        ("It's John's answer: 12", "12", True),
+        ("So there're 90° in it, the angle is 90°", "90", True),
+    ],
+)
+def test_signs_of_a_text_without_a_box_are_read(free, response, gold, right):
+    assert free.score([response], [gold]).tolist() == [right]
+
+
+@pytest.mark.parametrize(
     "gold, answer", [("$18", "18"), (r"\$18", "18"), ("x = 5", "5"), ("Evelyn", r"\text{Evelyn}")]
 )
 def test_gold_as_data_sets_have_it(boxed, gold, answer):
