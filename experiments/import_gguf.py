@@ -148,6 +148,7 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         Tokenizer,
         decoders,
         models,
+        normalizers,
         pre_tokenizers,
         processors,
     )
@@ -164,6 +165,8 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind[1] == LLAMA_3)
     )
+    if kind[1] == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()  # as Qwen's own tokenizers
     first = (
         pre_tokenizers.Split(Regex(SPLITS[kind[1]]), "isolated")
         if SPLITS[kind[1]]

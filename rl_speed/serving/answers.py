@@ -59,9 +59,18 @@ class Choice:
         self._offset += len(piece)
         return added
 
+    def _word(self, token: int) -> str:
+        """Returns a token's text behind another token: some tokenizers drop the space with which a
+        text begins.
+        """
+        before = self._tokenizer.encode("a", add_special_tokens=False)[-1:]
+        start = self._tokenizer.decode(before)
+        both = self._tokenizer.decode([*before, token])
+        return both[len(start) :] if both.startswith(start) else self._tokenizer.decode([token])
+
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any]:
         def entry(token: int, value: float) -> dict[str, Any]:
-            word = self._tokenizer.decode([token])
+            word = self._word(token)
             if REPLACEMENT in word:  # part of a character
                 word = self._tokenizer.convert_ids_to_tokens(token)
                 return {"token": word, "logprob": value, "bytes": None}
@@ -76,9 +85,17 @@ class Choice:
         return {
             "tokens": [word["token"] for word in words],
             "token_logprobs": [word["logprob"] for word in words],
-            "top_logprobs": [{word["token"]: word["logprob"] for word in top} for top in tops],
+            "top_logprobs": [_by_text(top) for top in tops],
             "text_offset": [self._offset + sum(lengths[:i]) for i in range(len(words))],
         }
+
+
+def _by_text(top: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns log-probs by text; of tokens with one text the likeliest, which is first."""
+    found: dict[str, float] = {}
+    for word in top:
+        found.setdefault(word["token"], word["logprob"])
+    return found
 
 
 class Answer:

@@ -140,6 +140,8 @@ def test_tokens_of_the_files_own_and_the_token_that_begins_a_text(tmp_path):
         assert ids == [*begins, think, tokens.index("at")]
         assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>at"
         # Only some take a word of the vocabulary whole that no merges make.
+        joined = tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
+        assert joined == (pre == "qwen2")
         whole = tokenizer.encode("What", add_special_tokens=False)
         assert whole == [tokens.index("What")]
 

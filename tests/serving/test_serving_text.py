@@ -8,6 +8,8 @@ import pytest
 import tokenizers
 
 from rl_speed.serving import TextStream
+from rl_speed.serving.answers import Choice, Token
+from rl_speed.serving.requests import ChatRequest, CompletionRequest
 from rl_speed.serving.text import REPLACEMENT, StoppedText
 
 TEXTS = (
@@ -175,3 +177,27 @@ def test_optional_packages_are_imported_by_their_modules_alone(repo):
         ("starlette", f"{home}/http.py"),
         ("uvicorn", f"{home}/http.py"),
     }
+
+
+def test_log_probs_name_tokens_with_the_space_that_they_begin_with():
+    """A tokenizer that drops the first space of a text, such as that of Llama 2."""
+    words = ["a", "\u2581the", "the", "\u2581cat"]
+
+    class Tokenizer:
+        def encode(self, text, add_special_tokens):
+            return [words.index(text)]
+
+        def decode(self, ids, skip_special_tokens=False):
+            return "".join(words[i] for i in ids).replace("\u2581", " ").removeprefix(" ")
+
+    drawn = [Token(1, -0.1, ((1, -0.1), (2, -4.0)), None), Token(3, -0.2, ((3, -0.2),), None)]
+    common = dict(model="m", max_tokens=2)
+    asked = CompletionRequest(prompt="x", logprobs=2, **common)
+    found = Choice(Tokenizer(), asked, None, 0)._logprobs(drawn)
+    assert found["tokens"] == [" the", " cat"]
+    assert found["top_logprobs"] == [{" the": -0.1, "the": -4.0}, {" cat": -0.2}]
+    chat = ChatRequest(
+        messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2, **common
+    )
+    content = Choice(Tokenizer(), chat, None, 0)._logprobs(drawn)["content"]
+    assert b"".join(bytes(x["bytes"]) for x in content) == b" the cat"
