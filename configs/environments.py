@@ -5,7 +5,8 @@ again       chain: a wrong answer is followed by the question, once, and the pol
             The reward reads the last answer.
 calculator  scratchpad: "a3+4=" is followed by its result, which the policy then need not know.
 
-Variants: those of configs/embedded.py after the word, but for RPO's, as in "again,rloo".
+Variants: those of configs/embedded.py after the word, but for RPO's and Reinforce-Ada-Est's, as in
+"again,rloo".
 
 Launch:  python experiments/train.py --config=configs/environments.py:again --workdir=runs/again
          python experiments/train.py --config=configs/environments.py:calculator,rloo

@@ -26,7 +26,7 @@ EMBEDDED: Words = (
 # Without methods that replay responses, whose replies would not be known.
 WITH_ENVIRONMENT: Words = (
     ("again", "calculator"),
-    tuple(name for name in EMBEDDED[0] if not name.startswith("rpo")),
+    tuple(name for name in EMBEDDED[0] if not name.startswith(("rpo", "ada_est"))),
 )
 SPEED: Words = (
     ("speed_rloo", "rloo", "speed_dapo", "dapo", "forecast_rloo", "forecast_dapo"),

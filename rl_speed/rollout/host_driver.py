@@ -262,7 +262,8 @@ class HostDriver:
             self._observe([a.group for a in old if a.group is not None])
             # No sample of these ended. They may be drawn again.
             unscored = [a.prompt for a in old if a.group is None]
-            self.stream.observe(unscored, [0] * len(unscored), [0] * len(unscored))
+            none = [0] * len(unscored)
+            self.stream.observe(unscored, none, none, [float("nan")] * len(unscored))
             self.prompt_counts.dropped_stale += len(self._active) - len(young)
             self._active = young
 

@@ -173,7 +173,7 @@ def test_lists_are_shared_among_workers():
         ("gives_text", "it returned '0.5', not a number"),
         ("gives_a_list", r"it returned \[1.0, 2.0\], not a number"),
         ("gives_a_cause_of_ours", "returned the cause 'timeout', .* use another name, .*own_time"),
-        ("gives_a_sentence", r"\(number, 'The answer is wrong.'\).*: one word such as"),
+        ("gives_a_sentence", r"\(number, 'The answer is wrong.'\).*: one word, such as"),
         ("gives_numbers", r"\(number, {'format': 1.0}\).*return a dict with 'score'"),
         ("gives_a_set", "it returned a set for 2 responses, which has no order: return a list"),
         ("gives_keys", "it returned a dict_keys for 2 responses, which has no order"),
