@@ -145,7 +145,10 @@ check_mesh() {
 # newest_checkpoint WORKDIR: its step, or nothing; of checkpoints in a bucket always nothing.
 newest_checkpoint() {
   local path step newest="" folder
-  folder=$(flag_value config.checkpoints.dir "${flags[@]}") || folder=$1/checkpoints
+  folder=$(flag_value config.checkpoints.dir "${flags[@]}") || folder=""
+  # What a configuration file says, as an absolute path.
+  [ -n "$folder" ] || folder=$(sed -n 's/^ *"dir": "\(.*\)",*$/\1/p' "$1/config.json" 2> /dev/null) || folder=""
+  [ -n "$folder" ] || folder=$1/checkpoints
   for path in "$folder"/*/; do
     step=${path%/} step=${step##*/}
     [[ $step =~ ^[0-9]+$ ]] || continue

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config
-from rl_speed.data.prompts import Prompt
+from rl_speed.data.prompts import Prompt, digest
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.responses import CachedResponse, load_responses
 from rl_speed.rollout.generate import CallStopped, Generator, PendingRollouts, SampleRequest
@@ -218,7 +218,7 @@ def write_cache(
         raise ValueError(
             "a cache needs a finite training set: set config.data.train_prompts to a number above 0"
         )
-    made_with = _made_with(config, policy, source)
+    made_with = _made_with(config, policy, source, prompts)
     cache = ReplayCache(eps=None)
     vocabulary = policy.model.ids
     ids = {p.id for p in prompts}
@@ -305,7 +305,7 @@ def start_run(
     begun with other settings.
     """
     path = workdir / START_FILE
-    made_with = _made_with(config, policy, config.replay.cache or None)
+    made_with = _made_with(config, policy, config.replay.cache or None, prompts)
     before = StartCost()
     if path.exists():
         report = cache.load(path, policy.model.ids, {p.id for p in prompts})
@@ -383,8 +383,13 @@ def _fill(
     return cost
 
 
-def _made_with(config: Config, policy: build.Policy, source: str | Path | None) -> dict[str, Any]:
+def _made_with(
+    config: Config, policy: build.Policy, source: str | Path | None, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
     return {
+        "prompts (a digest)": digest(prompts),
+        "reward.mode": config.reward.mode,
+        "environment.reply": config.environment.reply,
         "policy": policy.directory,
         "data": config.data.train or config.data.task,
         "seed": config.seed,

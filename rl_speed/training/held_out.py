@@ -11,7 +11,7 @@ from typing import Any
 
 from rl_speed.config import Config
 from rl_speed.data.held_out import HeldOutSet
-from rl_speed.data.prompts import Prompt
+from rl_speed.data.prompts import Prompt, digest
 from rl_speed.rewards.scorer import RewardScorer
 from rl_speed.rollout.evaluate import Evaluations, EvaluationSoFar, evaluate
 from rl_speed.rollout.generate import Generator
@@ -125,7 +125,7 @@ class HeldOut:
                 dataclasses.asdict(part)
                 for part in (c.evaluation, c.data, c.sampler, c.reward, c.environment)
             ]
-            + [len(of.prompts) for of in self.sets.values()]
+            + [c.seed, *(digest(of.prompts) for of in self.sets.values())]
         )
 
 

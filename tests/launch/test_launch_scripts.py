@@ -3,6 +3,7 @@ refuse, and what they do about faults and signals. A bash stub stands for train.
 nvidia-smi, Slurm, gcloud and kubectl: the path has nothing else but what bash scripts need.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -242,6 +243,23 @@ def test_restarts_without_progress_are_bounded_and_a_checkpoint_resets_the_count
     status, _, error = host(*arguments)
     assert status == 1 and host.runs() == 5
     assert error.count("restart 1 of at most 2") == 2 and "from checkpoint 10" in error
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_checkpoints_elsewhere_reset_the_count_too(host, flag):
+    """In a folder of a flag, or of a configuration file, which config.json has."""
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.mkdir()
+    host.workdir.mkdir(exist_ok=True)
+    settings = {"checkpoints": {"every": 1, "dir": "" if flag else str(elsewhere)}}
+    (host.workdir / "config.json").write_text(json.dumps(settings, indent=2))
+    host.plan(
+        0, f"mkdir {elsewhere}/9; exit 1", "exit 1", f"mkdir {elsewhere}/10; exit 1", "exit 0"
+    )
+    flags = [f"--config.checkpoints.dir={elsewhere}"] if flag else ["--config.checkpoints.dir="]
+    arguments = ["one_process.sh", "--restarts=2", "--config=a", f"--workdir={host.workdir}"]
+    status, _, error = host(*arguments, *flags)
+    assert status == 0 and "from checkpoint 10" in error
 
 
 @pytest.mark.parametrize("status", [2, 130, 143])

@@ -218,6 +218,10 @@ def test_a_file_is_gone_on_with_and_ends_the_same(made, tmp_path):
         ValueError, match="part.npz was begun with temperature 1.0, this command has 0.7"
     ):
         write_cache(config, out)
+    config = small()
+    config.data.train_prompts = N - 1
+    with pytest.raises(ValueError, match=r"part.npz was begun with prompts \(a digest\) '"):
+        write_cache(config, out)
 
 
 def test_a_signal_saves_what_there_is(made, tmp_path, monkeypatch):

@@ -10,17 +10,21 @@ from test_training_stop import raise_in
 from lab.comparison.runs import Variant, load_run
 from lab.inspection.page import page
 from lab.inspection.read import read_run
+from rl_speed.config import Config
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.held_out import HeldOutSet
+from rl_speed.data.prompts import Prompt
 from rl_speed.policy import load_tokenizer
+from rl_speed.rollout.evaluate import EvaluationSoFar
 from rl_speed.runtime.metrics import held_out_names, read_lines
 from rl_speed.runtime.plotting import plot_run
 from rl_speed.runtime.report import closing_summary
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sampling import sample_sharded
 from rl_speed.training import build
-from rl_speed.training.held_out import shown
+from rl_speed.training.held_out import HeldOut, shown
 from rl_speed.training.loop import Trainer
 from rl_speed.training.records import progress_text
 
@@ -192,3 +196,19 @@ def test_questions_of_any_set_that_train_are_told_and_taken_out(files, tmp_path,
         f"{files}/easy.jsonl": 0,
         f"{tmp_path}/copies.jsonl": 12,
     }
+
+
+def test_a_stopped_evaluation_restarts_with_another_seed_or_other_questions():
+    def held(seed, answer):
+        config = Config()
+        config.seed = seed
+        prompts = [Prompt("p", np.array([1, 2]), answer, np.array([5]), "1+4?")]
+        return HeldOut(config, {"": HeldOutSet(prompts, 1)}, None, (1, 1), None)
+
+    stopped = held(0, "5")
+    stopped.under_way = EvaluationSoFar(np.ones((4, 1)))
+    state = stopped.state_dict()
+    for seed, answer, goes_on in ((0, "5", True), (1, "5", False), (0, "6", False)):
+        again = held(seed, answer)
+        again.load_state_dict(state)
+        assert (again.under_way.done == 1) == goes_on
