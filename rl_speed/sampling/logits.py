@@ -75,6 +75,8 @@ def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
     in [0, 1).
     """
     vocab = weights_SxV.shape[-1]
+    # Uniform numbers are multiples of 2^-23: 0 would draw the first entry however unlikely it is.
+    u_S = jnp.maximum(u_S, 2.0**-24)
     if vocab <= _ONE_LEVEL:
         cdf = jnp.cumsum(weights_SxV, axis=-1)
         return _first_above(cdf, weights_SxV, u_S * cdf[:, -1])

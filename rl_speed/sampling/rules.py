@@ -22,9 +22,8 @@ prompt gets; if that differs between prompts, `first_samples` is its maximum and
 import dataclasses
 import functools
 import inspect
-import math
+import operator
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -95,31 +94,20 @@ def init_state(num_prompts: int, budget: Array | int) -> RuleState:
     )
 
 
-def _exact(rate: float) -> Fraction:
-    # 0.3 means three tenths, not the nearest double, so that 3 of 10 is not "above 0.3".
-    return Fraction(repr(float(rate)))
-
-
 def count_bounds(low: float, high: float, n: int, inclusive: str = "neither") -> tuple[int, int]:
     """Returns (first, last), the counts k of n whose rate k/n is between `low` and `high`; none if
     first > last.
 
-    Thresholds are compared in exact arithmetic. `inclusive`, one of `ENDS`, names the thresholds
-    that are inside. Raises ValueError for other values.
+    A threshold is the rate that it is the double of: 0.3 is three tenths, and 1/3 a third.
+    `inclusive`, one of `ENDS`, names the thresholds that are inside. Raises ValueError for other
+    values.
     """
     if inclusive not in ENDS:
         raise ValueError(f"inclusive must be one of {', '.join(ENDS)}; got {inclusive!r}")
-    if math.isinf(low):
-        first = 0 if low < 0 else n + 1
-    else:
-        edge = _exact(low) * n
-        first = math.ceil(edge) if inclusive in ("both", "low") else math.floor(edge) + 1
-    if math.isinf(high):
-        last = n if high > 0 else -1
-    else:
-        edge = _exact(high) * n
-        last = math.floor(edge) if inclusive in ("both", "high") else math.ceil(edge) - 1
-    return max(first, 0), min(last, n)
+    above = operator.ge if inclusive in ("both", "low") else operator.gt
+    below = operator.le if inclusive in ("both", "high") else operator.lt
+    inside = [k for k in range(n + 1) if above(k / n, low) and below(k / n, high)]
+    return (inside[0], inside[-1]) if inside else (n + 1, -1)
 
 
 def _close(want: Array, status: Array, state: RuleState) -> tuple[Decision, RuleState]:

@@ -154,3 +154,10 @@ def test_no_draw_is_outside_the_vocabulary(vocab, temperature, top_p):
 def test_logits_are_floats():
     with pytest.raises(TypeError, match=r"logits must be of a float dtype, got int32\[2, 3\]"):
         draw(jnp.zeros((2, 3), jnp.int32), jnp.zeros(2), SamplerConfig(slots=1, max_new=1))
+
+
+@pytest.mark.parametrize("vocab", [64, 2000])
+def test_the_smallest_uniform_number_draws_no_token_of_next_to_no_probability(vocab):
+    weights = jnp.ones((1, vocab)).at[0, 0].set(1e-26)
+    assert inverse_cdf(weights, jnp.zeros(1)).tolist() == [1]
+    assert inverse_cdf(jnp.ones((1, vocab)), jnp.zeros(1)).tolist() == [0]

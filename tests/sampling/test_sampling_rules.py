@@ -244,6 +244,25 @@ def test_thresholds_mean_the_decimals_that_were_written(n):
         ], low
 
 
+@pytest.mark.parametrize("inclusive", ["neither", "low", "high", "both"])
+@pytest.mark.parametrize("n", [3, 6, 7, 12, 49])
+def test_thresholds_that_are_quotients_mean_the_fraction(n, inclusive):
+    """1/3 is a third, though its shortest decimal is below one."""
+    for parts in (3, 6, 7, 12, 49):
+        for a in range(parts + 1):
+            first, last = count_bounds(a / parts, 1.0, n, inclusive)
+            edge = Fraction(a, parts)
+            assert list(range(first, last + 1)) == [
+                k
+                for k in range(n + 1)
+                if (
+                    Fraction(k, n) > edge
+                    or (Fraction(k, n) == edge and inclusive in ("low", "both"))
+                )
+                and (k < n or inclusive in ("high", "both"))
+            ]
+
+
 def test_thresholds_where_floating_point_would_decide_wrongly():
     # What a float comparison would trip over.
     assert 0.1 * 3 > 0.3 and 0.29 * 100 < 29 and 0.57 * 100 < 57
