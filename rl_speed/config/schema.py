@@ -48,7 +48,7 @@ class Model:
     compute_dtype: str = one_of("float32", "bfloat16")
     remat: bool = False  # recompute each layer in the backward pass, to save memory
     # What recomputed layers keep for the backward pass: nothing but their input, or also products
-    # with weights, which takes more memory and a quarter less work.
+    # with weights. That takes more memory, and saves up to a quarter of the work (an estimate).
     remat_keeps: str = one_of("nothing", "products")
     # Tokens whose logits the trainer holds at once (0: as many as make about 2^27 logits).
     head_chunk: int = 0
