@@ -2,8 +2,8 @@
 with a random policy or a pretrained one.
 
 Each is a process of its own, held until it is its turn (`peer_programs/`), so that a busy machine
-slows all of them alike. Peers need an environment each, which is made or given; one that is not
-there is named as absent.
+slows all of them alike; those of one kind of work are there at a time. Peers need an environment
+each, which is made or given; one that is not there is named as absent.
 """
 
 import contextlib
@@ -11,11 +11,12 @@ import dataclasses
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -320,8 +321,12 @@ class Process:
         return json.loads(line)
 
     def _last_words(self) -> str:
+        status = self._process.wait()
+        if status < 0:
+            name = signal.Signals(-status).name
+            return f"ended by {name}" + ("; memory is short?" if name == "SIGKILL" else "")
         lines = self._said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"ended with status {self._process.wait()}"
+        return lines[-1] if lines else f"ended with status {status}"
 
     def close(self) -> None:
         """Let it end by itself, or end it."""
@@ -363,64 +368,82 @@ def version(python: Path, package: str) -> str:
     return done.stdout.strip()
 
 
-@contextlib.contextmanager
-def started(
-    work: Workload, folder: Path, say: Callable[[str], None]
-) -> Iterator[tuple[dict[Peer, Process], list[dict[str, str]]]]:
-    """The processes of all peers that there are, warm, and those that are absent with why."""
-    inputs = real_inputs(work) if work.path else random_inputs(work, folder / "model")
-    common = {
-        **inputs,
-        "groups": work.prompts,
-        "samples": work.samples,
-        "max_new": work.max_new,
-        "processors": os.cpu_count(),
-        "shape": dataclasses.asdict(work.model),
-    }
+def measure(
+    work: Workload, kind: str, folder: Path, repeats: int, say: Callable[[str], None]
+) -> tuple[dict[Peer, list[dict[str, Any]]], list[dict[str, str]]]:
+    """(the timed turns of each peer of this kind, which peers are absent and why).
+
+    Turns 0 and 1 are not timed: one compiles, and the first after it may allocate. A peer that
+    fails, whenever that is, is absent.
+
+    Raises PeerFailed: one of ours failed.
+    """
     processes: dict[Peer, Process] = {}
     absent = []
+    turns: dict[Peer, list[dict[str, Any]]] = {}
+
+    def ask(peer: Peer, turn: int) -> dict[str, Any] | None:
+        try:
+            return processes[peer].ask(turn)
+        except PeerFailed as failed:
+            if not peer.environment:
+                raise PeerFailed(f"{peer.name} ({kind}): {failed}") from None
+            absent.append({"name": peer.name, "kind": kind, "why": str(failed)})
+            processes.pop(peer).close()
+            turns.pop(peer, None)
+            return None
+
     try:
-        for place, peer in enumerate(work.peers()):
+        for place, peer in enumerate(p for p in work.peers() if p.kind == kind):
             python = interpreter(work, peer.environment)
             if not python.exists():
                 why = f"no environment {Path(work.environments) / peer.environment}"
-                absent.append({"name": peer.name, "kind": peer.kind, "why": why})
+                absent.append({"name": peer.name, "kind": kind, "why": why})
                 continue
-            path = folder / f"{place}.json"
-            path.write_text(json.dumps({**common, "options": dict(peer.options)}))
-            process = Process(
-                str(python), peer.program, path, folder / f"{place}.txt", work.patience
-            )
-            processes[peer] = process
-            say(f"warming up: {peer.kind}, {peer.name}")
-            try:
-                process.ask(0)
-            except PeerFailed as failed:
-                absent.append({"name": peer.name, "kind": peer.kind, "why": str(failed)})
-                processes.pop(peer).close()
-        yield processes, absent
+            path = folder / f"{kind}_{place}.json"
+            inputs = json.loads((folder / "work.json").read_text(encoding="utf-8"))
+            path.write_text(json.dumps({**inputs, "options": dict(peer.options)}))
+            said = path.with_suffix(".txt")
+            processes[peer] = Process(str(python), peer.program, path, said, work.patience)
+            say(f"warming up: {kind}, {peer.name}")
+            if all(ask(peer, turn) is not None for turn in (0, 1)):
+                turns[peer] = []
+        for turn in range(repeats):
+            for peer in list(processes):
+                if (found := ask(peer, turn + 2)) is not None:
+                    turns[peer].append(found)
+                    seconds = found["seconds"]
+                    say(f"turn {turn + 1} of {repeats}: {kind}, {peer.name}: {seconds:.1f} s")
     finally:
         for process in processes.values():
             process.close()
+    return turns, absent
 
 
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds and tokens of each peer's turns, in turns; the first turn of each is not timed.
+    """Seconds and tokens of each peer's turns, in turns, kind by kind.
 
-    Raises PeerFailed: one of ours, or one that had been there, failed.
+    Raises PeerFailed: one of ours failed.
     """
     if work.install:
         make_environments(work, say)
-    with tempfile.TemporaryDirectory() as folder:
-        with started(work, Path(folder), say) as (processes, absent):
-            if lost := [a for a in absent if a["name"].startswith("rl_speed")]:
-                raise PeerFailed(f"{lost[0]['name']} ({lost[0]['kind']}): {lost[0]['why']}")
-            turns: dict[Peer, list[dict[str, Any]]] = {peer: [] for peer in processes}
-            for turn in range(1, repeats + 1):
-                for peer, process in processes.items():
-                    turns[peer].append(process.ask(turn))
-                    seconds = turns[peer][-1]["seconds"]
-                    say(f"turn {turn} of {repeats}: {peer.kind}, {peer.name}: {seconds:.1f} s")
+    turns: dict[Peer, list[dict[str, Any]]] = {}
+    absent = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        inputs = real_inputs(work) if work.path else random_inputs(work, folder / "model")
+        inputs |= {
+            "groups": work.prompts,
+            "samples": work.samples,
+            "max_new": work.max_new,
+            "processors": os.cpu_count(),
+            "shape": dataclasses.asdict(work.model),
+        }
+        (folder / "work.json").write_text(json.dumps(inputs))
+        for kind in KINDS:
+            found, lost = measure(work, kind, folder, repeats, say)
+            turns |= found
+            absent += lost
     return {
         "workload": {
             **{name: x for name, x in dataclasses.asdict(work).items() if name not in HERE},

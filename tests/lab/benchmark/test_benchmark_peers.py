@@ -21,6 +21,15 @@ while (turn := turns.wait()) is not None:
     tokens = len(turns.work["prompts"]) * turns.work["samples"]
     turns.answer(seconds={seconds}, tokens=tokens, turn=turn, **{more!r})
 """
+DIES = """
+import os, sys
+sys.path.insert(0, {programs!r})
+from turns import Turns
+turns = Turns()
+while turns.wait() < 3:
+    turns.answer(seconds=1.0, tokens=8)
+os.kill(os.getpid(), 9)
+"""
 BROKEN = "import sys; sys.exit('ModuleNotFoundError: no such peer')"
 SILENT = "import sys; sys.stdin.read()"
 
@@ -37,6 +46,7 @@ def programs(tmp_path, monkeypatch):
         values = {"programs": real, "seconds": seconds, "more": dict(more)}
         (folder / f"{name}.py").write_text(text.format(**values) if text is HONEST else text)
 
+    write.real = real
     write("our_sampler")
     write("our_trainer", more={"padding": 1.1})
     write("transformers_sampler", seconds=6.5)
@@ -81,11 +91,12 @@ def test_everyone_is_measured_in_turns(programs, work, tmp_path):
     numbers = peers.run(work, 2, said.append)
     assert numbers["absent"] == [] and len(numbers["peers"]) == 10
     for peer in numbers["peers"]:
-        # The first turn compiles, and is not among them.
-        assert [turn["turn"] for turn in peer["turns"]] == [1, 2]
+        # The turns that compile and allocate are not among them.
+        assert [turn["turn"] for turn in peer["turns"]] == [2, 3]
         assert {turn["tokens"] for turn in peer["turns"]} == {work.prompts * work.samples}
     turns = [line for line in said if line.startswith("turn")]
-    assert [line.split(": ", 1)[0] for line in turns] == ["turn 1 of 2"] * 10 + ["turn 2 of 2"] * 10
+    each = [f"turn {turn} of 2" for peers in (4, 2, 4) for turn in (1, 2) for _ in range(peers)]
+    assert [line.split(": ", 1)[0] for line in turns] == each
     assert peers.ratio(numbers, "sampling", "transformers") == pytest.approx(6.5)
     assert list(peers.verdicts(numbers).values()) == [True, False, True]
     text = peers.table(json.loads(json.dumps(numbers)))
@@ -109,6 +120,16 @@ def test_who_is_absent_is_named(programs, work):
     programs("our_sampler", BROKEN)
     with pytest.raises(peers.PeerFailed, match=r"rl_speed \(sampling\): ModuleNotFoundError"):
         peers.run(work, 1, lambda text: None)
+
+
+def test_who_dies_late_is_absent_and_costs_nobody_else(programs, work):
+    programs("trl_trainer", DIES.format(programs=programs.real))
+    numbers = peers.run(work, 2, lambda text: None)
+    assert {a["why"] for a in numbers["absent"]} == {"ended by SIGKILL; memory is short?"}
+    assert [len(p["turns"]) for p in numbers["peers"]] == [2] * 8
+    programs("our_trainer", DIES.format(programs=programs.real))
+    with pytest.raises(peers.PeerFailed, match=r"rl_speed \(step\): ended by SIGKILL"):
+        peers.run(work, 2, lambda text: None)
 
 
 def test_who_is_silent_is_given_up(programs, tmp_path):
