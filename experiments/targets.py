@@ -5,6 +5,8 @@
         every pair of driver, mesh and chip, SPEED's preset: covering.md, covering.png
     python experiments/targets.py --set=presets --models=FOLDER
         every paper's preset
+    python experiments/targets.py --set=layers --models=FOLDER
+        SPEED's settings with adapters, Gemma 3 and Qwen3's experts
 
 FOLDER has NAME.config.json of each model. A row takes one to ten minutes; what is compiled already
 is kept in --out, and an interrupted command goes on where it was. Ends with 1 where a row failed.
@@ -19,7 +21,7 @@ from absl import flags
 from rl_speed.config import command
 from rl_speed.runtime import entry
 
-_SET = flags.DEFINE_enum("set", "covering", ["covering", "presets"], "Which rows.")
+_SET = flags.DEFINE_enum("set", "covering", ["covering", "presets", "layers"], "Which rows.")
 _MODELS = flags.DEFINE_string("models", None, "Folder with NAME.config.json of each model.")
 _OUT = flags.DEFINE_string("out", "runs/targets", "Where the tables are written.")
 _JOBS = flags.DEFINE_integer("jobs", 2, "Dry runs at a time.", lower_bound=1)

@@ -24,8 +24,9 @@ class Cell:
     Attributes:
       preset: a file in configs/, without its ending. target: as `--target` takes it.
       mesh: data, fsdp, tensor. driver: `config.driver.where`.
-      flags: more of them. evaluates: whether evaluation's program is compiled, too, which is that
-        of generation for other numbers of rows.
+      flags: more of them. model: another than the preset's, "" for that one. evaluates: whether
+        evaluation's program is compiled, too, which is that of generation for other numbers of
+        rows.
       instead: what fits, where this one does not.
     """
 
@@ -34,6 +35,7 @@ class Cell:
     mesh: tuple[int, int, int] = (1, 1, 1)
     driver: str = "host"
     flags: tuple[str, ...] = ()
+    model: str = ""
     evaluates: bool = False
     instead: "Cell | None" = None
 
@@ -41,7 +43,7 @@ class Cell:
     def name(self) -> str:
         """Of its file."""
         parts = (
-            self.preset,
+            *([self.model] if self.model else [self.preset]),
             self.target.replace(":", "-"),
             "x".join(map(str, self.mesh)),
             self.driver,
@@ -144,7 +146,29 @@ def presets() -> list[Cell]:
     return cells
 
 
-SETS = {"covering": covering, "presets": presets}
+def layers() -> list[Cell]:
+    """SPEED's settings for other layers: adapters beside all weights, Gemma 3, experts; and what is
+    kept for the backward pass.
+    """
+    one = Cell(LARGE, "h100:1", flags=("--config.sampler.slots=64", *LESS))
+    four = Cell(SMALL, "h100:4", (1, 4, 1))
+    cells = [one, _with(one, "--config.model.lora_rank=32")]
+    cells += [four, _with(four, "--config.model.remat_keeps=products")]
+    cells += [
+        Cell(LARGE, target, (1, 4, 1), flags=LESS, model="gemma-3-4b-it")
+        for target in ("h100:4", "v5p:2x2x1", "v6e:2x2")
+    ]
+    for target in ("h100:16", "v5p:2x2x4", "v6e:4x4"):
+        cell = Cell(LARGE, target, (1, 16, 1), flags=LESS, model="Qwen3-30B-A3B")
+        cells.append(dataclasses.replace(cell, instead=_with(cell, "--config.model.lora_rank=32")))
+    return cells
+
+
+def _with(cell: Cell, *flags: str) -> Cell:
+    return dataclasses.replace(cell, flags=(*cell.flags, *flags))
+
+
+SETS = {"covering": covering, "presets": presets, "layers": layers}
 
 
 def path_of(cell: Cell, out: Path) -> Path:
@@ -183,7 +207,7 @@ def compile_cells(
         path = path_of(cell, out)
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
-        model = models / f"{model_of(cell.preset)}.config.json"
+        model = models / f"{cell.model or model_of(cell.preset)}.config.json"
         python = pythons[Target.parse(cell.target).chip.platform]
         command = [python, "experiments/train.py", *cell.arguments(), "--dry_run", f"--json={path}"]
         done = subprocess.run(
@@ -251,7 +275,12 @@ def markdown(
         "|" + "---|" * 12,
     ]
     for cell, found in rows:
-        start = [cell.preset, cell.target, cell.mesh_text(), cell.driver]
+        start = [
+            cell.preset + (f", {cell.model}" if cell.model else ""),
+            cell.target,
+            cell.mesh_text(),
+            cell.driver,
+        ]
         start.append(" ".join(flag.removeprefix("--config.") for flag in cell.flags))
         if "error" in found:
             lines.append("| " + " | ".join([*start, "", f"failed: {found['error']}"]) + " |")
@@ -293,7 +322,7 @@ def draw(rows: Sequence[tuple[Cell, dict[str, Any]]], path: Path) -> None:
     axis.axvline(1, color="k", lw=1)
 
     def label(cell):
-        return f"{cell.preset}, {cell.target}, {cell.mesh_text()}, {cell.driver}" + (
+        return f"{cell.model or cell.preset}, {cell.target}, {cell.mesh_text()}, {cell.driver}" + (
             " *" if cell.flags else ""
         )
 
