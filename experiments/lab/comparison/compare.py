@@ -101,7 +101,8 @@ def compare(
     tried: list[runs.Run] = []
     if grid:
         tried = trained([runs.Variant(v.spec, r) for v in variants for r in grid], tuning_seeds)
-        best = learning_rates.choose(tried, targets.get("", 0.0))
+        rate_target = targets.get("") or table.default_target(tried)
+        best = learning_rates.choose(tried, rate_target)
         variants = [runs.Variant(v.spec, best[v.spec]) for v in variants]
     done = trained(variants, seeds)
     grouped = table.group_runs(done)
@@ -151,7 +152,7 @@ def compare(
                 protocol.says if protocol else "",
                 ratio,
             ),
-            *([learning_rates.markdown(tried, best, target)] if tried else []),
+            *([learning_rates.markdown(tried, best, rate_target)] if tried else []),
             *([benchmarks.markdown(by_benchmark)] if by_benchmark else []),
             budgets.markdown(limits, budget_rows),
         ]

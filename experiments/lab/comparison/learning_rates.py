@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.comparison.plots import mean_curve
 from lab.comparison.runs import Run
-from lab.comparison.table import default_target, group_runs, number
+from lab.comparison.table import group_runs, number
 from rl_speed.runtime.plotting import pyplot
 
 
@@ -24,13 +24,10 @@ def final(members: Sequence[Run]) -> float:
     return float(np.mean([run.curve("step")[1][-1] for run in members]))
 
 
-def choose(tried: Sequence[Run], target: float = 0.0) -> dict[str, float]:
+def choose(tried: Sequence[Run], target: float | None) -> dict[str, float]:
     """Each method's rate (by `Variant.spec`): with it the target is reached in the least modelled
-    time; where no rate reaches it, accuracy at the end is highest.
-
-    `target`: 0: `table.default_target` of these runs.
+    time; where no rate reaches it, or there is no target, accuracy at the end is highest.
     """
-    target = target or default_target(tried)
     best: dict[str, tuple[tuple[bool, float], float]] = {}
     for variant, members in group_runs(tried).items():
         time = reached(members, target)
@@ -40,16 +37,17 @@ def choose(tried: Sequence[Run], target: float = 0.0) -> dict[str, float]:
     return {spec: rate for spec, (_, rate) in best.items()}
 
 
-def markdown(tried: Sequence[Run], best: Mapping[str, float], target: float) -> str:
-    """A section of table.md."""
+def markdown(tried: Sequence[Run], best: Mapping[str, float], target: float | None) -> str:
+    """A section of table.md; `target`: that of `choose`."""
     grouped = group_runs(tried)
     rates = sorted({variant.rate for variant in grouped})
     seeds = ", ".join(map(str, sorted({run.seed for run in tried})))
+    where = "a target" if target is None else f"{target:.2f}"
     lines = [
         "## Learning rates",
         "",
         (
-            f"T to {target:.2f}, and accuracy at the end, of seeds {seeds}, which are in no other "
+            f"T to {where}, and accuracy at the end, of seeds {seeds}, which are in no other "
             "table. Each method ran with the rate in bold."
         ),
         "",

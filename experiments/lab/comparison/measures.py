@@ -216,8 +216,15 @@ def distance(name: str, point: float) -> Value:
 
 
 def per_step(name: str, scale: float = 1.0) -> Value:
-    """Mean over the run's steps, the first ones left out, of a number in metrics.jsonl."""
-    return lambda run: float(np.mean([record.get(name, 0.0) for record in _settled(run)])) / scale
+    """Mean over the run's steps that have it, the first ones left out, of a number in
+    metrics.jsonl; None where none has.
+    """
+
+    def value(run: Run) -> float | None:
+        found = [record[name] for record in _settled(run) if name in record]
+        return float(np.mean(found)) / scale if found else None
+
+    return value
 
 
 def last_steps(name: str, share: float = 0.25) -> Value:

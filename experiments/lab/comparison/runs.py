@@ -120,10 +120,15 @@ class Run:
 
     @property
     def batch(self) -> float:
-        """Samples that a step trains on; NaN for a rule whose settings do not tell."""
+        """Samples that a step trains on; the mean over steps where the rule's settings do not tell,
+        and NaN where its steps do not either.
+        """
         rule = self.config.get("rule", {})
-        n = rule.get("n", rule.get("n_init", np.nan) + rule.get("n_cont", np.nan))
-        return float(n * self.config.get("driver", {}).get("groups", np.nan))
+        n = rule.get("n", rule.get("n_init", 0) + rule.get("n_cont", 0))
+        if n:
+            return float(n * self.config["driver"]["groups"])
+        trained = [r["train/sequences"] for r in self.records if "train/sequences" in r]
+        return float(np.mean(trained)) if trained else np.nan
 
     @property
     def held_out(self) -> list[str]:

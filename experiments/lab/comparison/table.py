@@ -131,7 +131,8 @@ def predictions(
     the samples per trained group. k optimizer steps on the same samples multiply the progress of an
     RL step by k for a small rate of SGD, by sqrt(k) where Adam's steps are mostly noise. With the
     baseline's measured seconds per sample, and the measured seconds of the rest of a step of each
-    (rows have other lengths), it gives the wall-clock ratio.
+    (rows have other lengths), it gives the wall-clock ratio: None where a step is one program,
+    whose phases are not timed.
 
     Args:
       pass_rates: f64[P]. rules: variant.spec -> (n_init, n_cont). target: what is measured is
@@ -150,7 +151,10 @@ def predictions(
         ours = phases(members, target)
         theirs = phases(base, target)
         samples = mine.samples_per_group / reference.samples_per_group
-        step = (theirs["generate"] * samples + ours["step"] - ours["generate"]) / theirs["step"]
+        step = None
+        if not ours["fused"] and not theirs["fused"]:
+            rest = ours["step"] - ours["generate"]
+            step = (theirs["generate"] * samples + rest) / theirs["step"]
         # In samples of a group for each that is trained on.
         ratio = members[0].ratio
         drawn, theirs_drawn = (x.samples_per_group / (n_init + n_cont) for x in (mine, reference))
@@ -177,7 +181,10 @@ def predictions(
                 "of_optimizer_steps": steps,
                 "progress_per_step": {name: screening[name] * steps[name] for name in steps},
                 "modelled": {name: screening[name] * steps[name] / modelled for name in steps},
-                "wall_clock": {name: screening[name] * steps[name] / step for name in steps},
+                "wall_clock": {
+                    name: None if step is None else screening[name] * steps[name] / step
+                    for name in steps
+                },
             }
         )
     return rows
@@ -288,11 +295,14 @@ def markdown(
         measured = {row["method"]: row for row in rows}
         for p in predicted:
 
+            def text(value):
+                return "not known" if value is None else f"{value:.2f}"
+
             def pair(name):
-                return f"{p[name]['predicted']:.2f} / {p[name]['measured']:.2f}"
+                return f"{text(p[name]['predicted'])} / {text(p[name]['measured'])}"
 
             cells = [
-                f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f}"
+                f"{text(p[name]['adam_wide'])} / {text(p[name]['sgd'])}"
                 for name in ("of_screening", "of_optimizer_steps")
             ]
             for name, axis in (
@@ -302,7 +312,7 @@ def markdown(
             ):
                 got = measured[p["method"]][axis].get("speedup")
                 cells.append(
-                    f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f} / "
+                    f"{text(p[name]['adam_wide'])} / {text(p[name]['sgd'])} / "
                     + (f"{got['mean']:.2f}" if got else "not reached")
                 )
             lines.append(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.comparison import budgets, learning_rates, plots, protocols, table
+from lab.comparison import budgets, learning_rates, measures, plots, protocols, table
 from lab.comparison.runs import Run, Variant, check_whole, load_run, train
 from rl_speed.config import methods
 from rl_speed.config.presets import embedded, tiny
@@ -85,6 +85,18 @@ def test_modelled_time_charges_inference_and_update(runs):
     assert table.time_to_target(runs, 0.46)[0]["modelled"]["values"][0] == pytest.approx(8)
     speed = {"name": "speed", "n_init": 4, "n_cont": 6}
     assert dataclasses.replace(runs[0], config={**runs[0].config, "rule": speed}).batch == 100
+    # A rule whose n = 0 means all samples: what the steps had.
+    whole = {**runs[0].config, "rule": {"name": "resolved", "n": 0}}
+    records = [{"train/sequences": 90.0}, {}, {"train/sequences": 70.0}]
+    assert dataclasses.replace(runs[0], config=whole, records=records).batch == 80
+    assert np.isnan(dataclasses.replace(runs[0], config=whole).batch)
+
+
+def test_a_number_that_steps_lack_is_not_taken_for_zero(runs):
+    records = [{"step": i, **({"a": 6.0} if i % 2 else {})} for i in range(9)]
+    short = dataclasses.replace(runs[0], records=records)
+    assert measures.per_step("a", 2.0)(short) == 3
+    assert measures.per_step("b")(short) is None
 
 
 def test_a_baseline_has_the_same_changes():
@@ -109,6 +121,9 @@ def test_the_best_rate_reaches_the_target_first_or_gets_furthest(tmp_path):
     text = learning_rates.markdown(tried, {"rloo": 2e-4}, 0.46)
     assert "| rloo | 32.0, 0.500 | **16.0, 0.700** | not reached, 0.380 |" in text
     assert learning_rates.plot(tried, {"rloo": 2e-4}, tmp_path / "a.png").stat().st_size > 5_000
+    # Without a target the one that gets furthest.
+    assert learning_rates.choose(tried, None) == {"rloo": 2e-4}
+    assert "T to a target, and" in learning_rates.markdown(tried, {"rloo": 2e-4}, None)
 
 
 def test_protocols_say_how_many_optimizer_steps_a_step_has():
@@ -206,6 +221,20 @@ def test_predictions_use_the_baselines_phases_and_theory(runs):
     assert row["wall_clock"]["sgd"] == pytest.approx(
         row["progress_per_step"]["sgd"] / row["step_seconds_ratio"]["predicted"]
     )
+
+
+def test_seconds_of_steps_in_one_program_are_not_predicted(runs):
+    for one in runs:
+        for record in one.records:
+            record["time/fused"] = record.pop("time/generate")
+    rates = np.linspace(0, 1, 30)
+    (row,) = table.predictions(table.group_runs(runs), rates, {"speed_rloo": (6, 18)}, 0.46)
+    assert row["step_seconds_ratio"]["predicted"] is None
+    assert row["wall_clock"] == {"sgd": None, "adam_wide": None}
+    found = table.time_to_target(runs, 0.46)
+    text = table.markdown(found, 0.46, 0.3, [row], {}, "command", "machine")
+    assert f"not known / {row['step_seconds_ratio']['measured']:.2f} |" in text
+    assert "not known / not known / " in text
 
 
 def test_pictures_are_drawn_of_every_panel(runs, tmp_path):
