@@ -420,10 +420,17 @@ def fit_vocabulary(
     """Returns the config with `unused_ids` set: the ids that are neither tokens of the tokenizer
     nor in `ends` (a file may name an end token that the tokenizer does not have).
 
+    Special tokens without a row in the embedding (<image_soft_token> of Gemma 3 1B, a text model)
+    are left out: they cannot be sampled, and in a question they are encoded as plain text.
+
     Raises:
-      ValueError: a token id of the tokenizer has no row in the embedding.
+      ValueError: another token id of the tokenizer has no row in the embedding.
     """
-    tokens = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+    special = special_ids(tokenizer)
+    tokens = np.fromiter(
+        (i for i in tokenizer.get_vocab().values() if i < model.vocab_size or i not in special),
+        np.int64,
+    )
     used = np.union1d(tokens, [end for end in ends if end < model.vocab_size]).astype(np.int64)
     if used[-1] >= model.vocab_size:
         raise ValueError(

@@ -17,6 +17,7 @@ from rl_speed.policy import (
     init,
     load_hf,
     load_tokenizer,
+    prompt_encoder,
     sequence_logprobs,
     token_logprobs,
 )
@@ -109,6 +110,20 @@ def test_a_tokenizer_s_gaps_are_found_and_a_full_one_changes_nothing(tmp_path):
     assert fit_vocabulary(full, tokenizer, (256,), "m") == full and full.ids == 260
     with pytest.raises(ValueError, match="m: the tokenizer has 260 ids, the embedding only 259"):
         fit_vocabulary(dataclasses.replace(model, vocab_size=259), tokenizer, (256,), "m")
+
+
+def test_special_tokens_without_a_row_are_left_out(tmp_path):
+    """Gemma 3 1B has no row for <image_soft_token>, the last id of its tokenizer."""
+    tokenizer = load_tokenizer(tiny_model.save_model(tmp_path / "m"))
+    size = len(tokenizer)
+    model = ModelConfig(**SHAPE | {"vocab_size": size})
+    tokenizer.add_tokens(["<image_soft_token>"], special_tokens=True)
+    assert fit_vocabulary(model, tokenizer, (256,), "m") == model
+    encode = prompt_encoder(tokenizer, "{question}")
+    assert max(encode("what is <image_soft_token>?")) < size
+    tokenizer.add_tokens(["lol"])
+    with pytest.raises(ValueError, match=f"{size + 2} ids, the embedding only {size} rows"):
+        fit_vocabulary(model, tokenizer, (256,), "m")
 
 
 def test_without_gaps_the_program_has_no_mask():
