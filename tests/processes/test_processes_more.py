@@ -2,8 +2,16 @@
 has: methods, meshes, verifiers in Python, checkpoints of other meshes.
 """
 
+import dataclasses
+
+import jax
 import pytest
 from several import Left, assert_same, said, statuses
+
+from rl_speed.config.presets import embedded
+from rl_speed.policy import init, load_hf, load_tokenizer, save_hf
+from rl_speed.policy.config import Experts
+from rl_speed.training.build import policy_directory
 
 pytestmark = pytest.mark.slow  # test_processes_same.py::test_the_same_devices
 
@@ -13,12 +21,32 @@ MATH = {"reward.verifier": "math", "reward.mode": "free"}
 
 @pytest.mark.parametrize(
     "more",
-    [{"method": "rpo_grpo"}, {"method": "ada_seq_balance"}, {"devices": 2, "mesh.fsdp": 2}],
-    ids=["rpo", "ada", "fsdp"],
+    [
+        {"method": "rpo_grpo"},
+        {"method": "ada_seq_balance"},
+        {"devices": 2, "mesh.fsdp": 2},
+        {"devices": 2, "mesh.fsdp": 2, "model.lora_rank": 2},
+    ],
+    ids=["rpo", "ada", "fsdp", "lora"],
 )
 def test_the_same_devices(whole, more):
     two, one = (Left(whole(STEPS, processes=n, **more)) for n in (2, 1))
     assert_same(two, one, exactly=False)
+
+
+def test_the_same_devices_with_experts(whole, tmp_path):
+    """A random policy, never right: its gradients are those of the entropy."""
+    directory = policy_directory(embedded("rloo"))
+    _, model = load_hf(directory)
+    model = dataclasses.replace(
+        model, qkv_bias=False, qk_norm=True, experts=Experts(4, 2, True), mlp_width=32
+    )
+    save_hf(tmp_path, init(model, jax.random.key(0)), model, load_tokenizer(directory))
+    more = {"model.path": str(tmp_path), "devices": 2, "mesh.fsdp": 2, "method": "rloo"}
+    more["objective.entropy_coef"] = 0.01
+    two, one = (Left(whole(STEPS, processes=n, **more)) for n in (2, 1))
+    assert_same(two, one, exactly=False)
+    assert all(line["train/grad_norm"] > 0 for line in two.metrics)
 
 
 def causes(left):
