@@ -158,12 +158,17 @@ def make_batch(
         rows = select(samples, counts, config.target)
         drawn = sampled(samples, rows)
         ids = place_ids(samples, rows)[0]
-        advantages = None
+        advantages = chosen = None
         trained = rows
         if config.pool is not None:
             chosen, advantages = choose_samples(
                 samples, prompts, rows, config.pool, config.batch_rows, key
             )
+        elif config.batch_rows < len(rows):
+            # Groups of different sizes, which fill a batch together.
+            there = ids >= 0
+            chosen = jnp.nonzero(there, size=config.batch_rows, fill_value=len(rows))[0]
+        if chosen is not None:
             ids = jnp.append(ids, -1)[chosen]
             trained = jnp.append(rows, len(samples.lengths))[chosen]
         batch = to_batch(samples, prompts, trained, ids, config.width, config.mask_prefix)

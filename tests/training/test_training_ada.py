@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from rl_speed.training.loop import Trainer
 from rl_speed.update.batch import build_batch
 from rl_speed.update.pools import PoolConfig, choose
 from rl_speed.update.state import init_state, state_shardings
-from rl_speed.update.step import make_update
+from rl_speed.update.step import batch_advantages, make_update
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -179,6 +180,38 @@ def test_fused_step_is_the_host_path(method, mesh):
         jax.tree.leaves(jax.device_get(state.params)),
         jax.tree.leaves(jax.device_get(separate.params)),
     ):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_budgets_in_the_loop_with_advantages_of_groups():
+    """Groups of different sizes are packed into the batch, and cut nowhere."""
+    config = small("ada_est_ema", "in_loop")
+    plain = {"advantage": "rloo", "weight": "none", "weight_from": "pool", "singleton": "zero"}
+    config.update({f"objective.{name}": value for name, value in plain.items()})
+    device_mesh, policy, stream, budgets = host_parts(config.validate())
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
+
+    def fresh():
+        return init_state(
+            policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
+        )
+
+    step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
+    state, _, _, _ = step(fresh(), 0, PhaseTimer())  # budgets are alike in the first epoch
+    for version in range(1, 5):
+        before = jax.tree.map(jnp.copy, state)
+        state, rollouts, _, metrics = step(state, version, PhaseTimer())
+        sizes = {len(g) for g in rollouts.groups()}
+    assert len(sizes) > 1
+    rows = config.driver.groups * config.group_size
+    width = config.data.max_prompt_length + config.sampler.max_new
+    batch = build_batch(rollouts, rows, width)
+    update = make_update(policy.model, optimizer, device_mesh, settings)
+    separate, other = update(before, batch, batch_advantages(settings, batch), None, None)
+    assert metrics()["train/sequences"] == rows == len(rollouts)
+    assert metrics()["train/grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(separate.params)):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
