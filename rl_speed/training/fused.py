@@ -264,10 +264,17 @@ def make_fused_step(
             samples.lengths if samples.prefix is None else samples.lengths - samples.prefix
         )
         facts["tokens"] = jnp.sum(drawn_tokens.reshape(*counts.done.shape, -1), axis=-1)
-        first = samples.rewards.reshape(*counts.done.shape, -1)[..., : config.rule.first_samples]
         facts["nonfinite"] = jnp.sum(samples.nonfinite, axis=1, dtype=jnp.int32)
         facts["rejected"] = rejected_samples(samples, counts, mesh) if config.rejected else None
-        facts["first_correct"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
+        # Samples of the first round, of which a rule may give each prompt its own number.
+        first = jnp.minimum(counts.done, config.rule.first_samples)
+        if prompts.budget is not None:
+            least = getattr(config.rule, "least_first_samples", config.rule.first_samples)
+            first = jnp.minimum(first, jnp.maximum(prompts.budget, least))
+        right = samples.rewards.reshape(*counts.done.shape, -1) > 0.5
+        there = jnp.arange(right.shape[-1]) < first[..., None]
+        facts["first_correct"] = jnp.sum(right & there, axis=-1, dtype=jnp.int32)
+        facts["first"] = first
         return state, metrics, drawn, facts, counts
 
     return jax.jit(

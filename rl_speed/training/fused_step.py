@@ -199,8 +199,8 @@ class FusedStep:
         report.screened += count
         report.accepted += int(complete.sum())
         report.rejected += int(rejected.sum())
-        first = np.minimum(done, self.rule.first_samples)
-        report.pass_rates += (facts["first_correct"][decided] / first[decided]).tolist()
+        rates = facts["first_correct"][decided] / facts["first"][decided]
+        report.pass_rates += rates.tolist()
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
         """Does nothing: the next program's candidates depend on this one's results, and this one

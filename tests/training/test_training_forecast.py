@@ -5,7 +5,7 @@ import pytest
 
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.estimates.forecast import Forecast
-from rl_speed.runtime.metrics import read_lines
+from rl_speed.runtime.metrics import pass_rate_histogram, read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.training.loop import Trainer
 
@@ -74,6 +74,20 @@ def test_every_visit_is_told_with_its_counts_and_lengths(run):
         assert (total * tokens).sum() + waits == pytest.approx(lines[-1]["total/tokens"])
     assert np.all((positive[~whole] == 0) | (positive[~whole] == total[~whole]))
     assert all("forecast/strength" in line for line in lines)
+
+
+def test_pass_rates_are_of_the_first_round(run):
+    """In the loop, where a prompt that was screened with 2 or 4 samples and completed has 8."""
+    config, lines, _, told = run
+    if config.driver.where == "host":
+        pytest.skip("its report is of the first round's call")
+    index, positive, total = (np.concatenate([t[i] for t in told]) for i in range(3))
+    found = np.sum([line["rollout/pass_rates"] for line in lines], axis=0)
+    assert found.sum() == len(index)
+    unscreened = index % 3 == 2
+    found = found - pass_rate_histogram(positive[unscreened] / total[unscreened])
+    possible = np.array(pass_rate_histogram([0, 0.25, 0.5, 0.75, 1])) > 0
+    assert np.all(found[~possible] == 0) and found[possible].sum() == np.sum(~unscreened)
 
 
 def test_it_resumes_exactly(run, tmp_path):
