@@ -43,6 +43,8 @@ GENERATION_FIELDS = (
     "config.sampler.max_new",
     "config.driver.screen_prompts",
     "config.sampler.prefill_chunk",
+    "config.optimizer.moments_on_host=True",
+    "config.model.lora_rank=32",
 )
 UPDATE_FIELDS = (
     "config.training.micro_tokens",
@@ -50,6 +52,8 @@ UPDATE_FIELDS = (
     "config.optimizer.moments_on_host=True",
     "config.mesh.fsdp (up)",
     "config.model.head_chunk",
+    "config.optimizer.kind=adafactor",
+    "config.model.lora_rank=32",
 )
 FUSED_FIELDS = (
     "config.training.micro_tokens",
@@ -59,7 +63,23 @@ FUSED_FIELDS = (
     "config.model.remat=True",
     "config.optimizer.moments_on_host=True",
     "config.mesh.fsdp (up)",
+    "config.optimizer.kind=adafactor",
+    "config.model.lora_rank=32",
 )
+
+
+def still_possible(fields: Sequence[str], config: Config) -> tuple[str, ...]:
+    """Returns the fields that `config` does not have yet as they say, "PATH=VALUE"."""
+
+    def set_already(field: str) -> bool:
+        path, equals, value = field.removeprefix("config.").partition("=")
+        if not equals:
+            return False
+        section, _, name = path.partition(".")
+        current = getattr(getattr(config, section), name)
+        return str(current) == value or (isinstance(current, int) and current > 0)
+
+    return tuple(field for field in fields if not set_already(field))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,7 +400,8 @@ def dry_run(
                 waits = waiting + device_bytes(policy.params) if shared else 0
             known = {**known, WAITING: waits}
             held = held + waits
-        made = Program(name, known, held, seconds, turn_down, *found)
+        fields = still_possible(turn_down, config)
+        made = Program(name, known, held, seconds, fields, *found)
         programs.append(dataclasses.replace(made, refused=refused))
     device = mesh.devices.flat[0]
     batch = abstract_batch(config, mesh)

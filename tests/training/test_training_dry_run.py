@@ -18,11 +18,13 @@ from rl_speed.policy.hf import read_json
 from rl_speed.sampling import Batch
 from rl_speed.training import build
 from rl_speed.training.dry_run import (
+    UPDATE_FIELDS,
     Program,
     compiled_bytes,
     device_bytes,
     dry_run,
     explain_out_of_memory,
+    still_possible,
 )
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import make_update
@@ -341,3 +343,20 @@ def test_what_config_json_alone_cannot_tell_is_named(tmp_path):
         ValueError, match="config.reward.verifier='integer' in the loop reads the tokenizer"
     ):
         dry_run(config)
+
+
+def test_advice_leaves_out_what_is_set_already():
+    config = embedded("rloo")
+    fields = UPDATE_FIELDS
+    open_ones = still_possible(fields, config)
+    assert {"config.optimizer.kind=adafactor", "config.model.lora_rank=32"} <= set(open_ones)
+    config.model.remat = True
+    config.model.lora_rank = 8
+    config.optimizer.kind = "adafactor"
+    left = still_possible(fields, config)
+    gone = {
+        "config.model.remat=True",
+        "config.model.lora_rank=32",
+        "config.optimizer.kind=adafactor",
+    }
+    assert set(left) == set(fields) - gone and "config.mesh.fsdp (up)" in left
