@@ -4,45 +4,30 @@ import dataclasses
 import difflib
 import importlib.util
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from rl_speed.config import dotted
+from rl_speed.config.data_checks import (
+    check_environment,
+    check_files,
+    check_order,
+    check_replay,
+    check_rewards,
+    check_turns,
+)
+from rl_speed.config.dotted import require, require_one
 from rl_speed.config.paths import check_path
-from rl_speed.data.held_out import EVALUATION_FILES, HELD_OUT_OF_TRAIN
-from rl_speed.data.schemas import keep_names, question_parts
-from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.named import is_function, load_function, options_of
 from rl_speed.objectives import POOL_ADVANTAGES, check_advantage, check_loss
-from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
 from rl_speed.policy.transformer import MATRIX_INPUTS
-from rl_speed.rewards.custom import check_functions, parse_extra
 from rl_speed.sampling.rules import needs, two_phase
 
 if TYPE_CHECKING:
-    from rl_speed.config import Config, Reward
+    from rl_speed.config import Config
 
 # Verifiers that are JAX functions: they run inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
-# Aggregations whose divisor is a number of tokens.
-OVER_LENGTHS = ("token_mean", "seq_mean_token_mean", "micro_token_mean")
-# Fields of `data` that only data files use.
-OF_FILES = (
-    "train",
-    "eval",
-    "hold_out",
-    "decontaminate",
-    "unique",
-    "keep",
-    "question_field",
-    "eval_question_field",
-    "answer_field",
-    "solution_field",
-    "on_bad_row",
-    "max_question_length",
-)
-# Names under which the parts of the reward are logged.
-REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
 
 def check_model(c: Any) -> None:
@@ -74,7 +59,7 @@ def check(c: "Config") -> None:
     _check_loss(c)
     _check_rule(c)
     check_optimizer(c, c.training.steps * c.minibatches)
-    _require_one(
+    require_one(
         c,
         [
             "group_size",
@@ -93,9 +78,9 @@ def check(c: "Config") -> None:
             "config.data.train must name a file or a data set when config.data.task is 'jsonl'; it "
             "is empty"
         )
-    _check_files(c)
-    _check_order(c)
-    _require(
+    check_files(c)
+    check_order(c)
+    require(
         c,
         [
             (
@@ -120,11 +105,11 @@ def check(c: "Config") -> None:
             f"training batch (config.driver.groups = {c.driver.groups})"
         )
     _check_depth(c)
-    _check_environment(c)
+    check_environment(c)
     _check_generation_mesh(c)
-    _check_rewards(c)
+    check_rewards(c)
     _check_logging(c)
-    _require(c, [("training.minibatches", c.training.minibatches >= 0, "0 or more")])
+    require(c, [("training.minibatches", c.training.minibatches >= 0, "0 or more")])
     screening = c.screening_samples
     if not c.training.minibatches and c.group_size % screening:
         raise ValueError(
@@ -147,7 +132,7 @@ def check(c: "Config") -> None:
             f"over mesh data={c.mesh.data} x fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
     _check_pools(c)
-    _check_replay(c)
+    check_replay(c)
     if c.driver.where == "in_loop":
         _check_in_loop(c, shards)
 
@@ -158,7 +143,7 @@ def _check_generation_mesh(c: "Config") -> None:
     axes = (g.data, g.fsdp, g.tensor)
     lag = c.driver.lag
     given = any(axes)
-    _require(c, [("driver.lag", lag in (0, 1), "0 or 1")])
+    require(c, [("driver.lag", lag in (0, 1), "0 or 1")])
     if c.driver.where == "in_loop" and (lag or given or g.devices == "own"):
         raise ValueError(
             "config.driver.where='in_loop' runs on one mesh and does not support "
@@ -202,7 +187,7 @@ _LEAST_TOP_P = 0.01
 def _check_logprob_temperature(c: "Config") -> None:
     o = c.objective
     temperature = o.logprob_temperature
-    _require(
+    require(
         c,
         [
             (
@@ -257,7 +242,7 @@ def check_evaluation(c: "Config") -> None:
     """Checks the settings that evaluating a policy needs; `check` also checks those of training."""
     check_types(c)
     check_options(c)
-    _require_one(
+    require_one(
         c,
         [
             "evaluation.samples",
@@ -271,11 +256,11 @@ def check_evaluation(c: "Config") -> None:
             "mesh.tensor",
         ],
     )
-    _check_turns(c)
+    check_turns(c)
     e = c.evaluation
     r = c.reward
     longest = c.data.max_prompt_length
-    _require(
+    require(
         c,
         [
             ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
@@ -294,7 +279,7 @@ def check_evaluation(c: "Config") -> None:
             f"config.reward.verifier must be one of {', '.join(JAX_VERIFIERS)}, math, or "
             f"a function of yours, 'module:function'; got {r.verifier!r}"
         )
-    _require(
+    require(
         c,
         [
             ("reward.memory_limit_mb", r.memory_limit_mb >= 0, "0 (no limit) or more"),
@@ -307,19 +292,6 @@ def check_evaluation(c: "Config") -> None:
             "config.reward.timeout_s) or at least config.reward.timeout_s, processor time; got "
             f"{r.stall_s} and {r.timeout_s}"
         )
-
-
-def _require(c: Any, rules: Sequence[tuple[str, bool, str]]) -> None:
-    """Raises ValueError for the first (field, whether its value is allowed, allowed values) that is
-    not allowed.
-    """
-    for name, ok, want in rules:
-        if not ok:
-            raise ValueError(f"config.{name} must be {want}; got {dotted.get(c, name)!r}")
-
-
-def _require_one(c: "Config", names: Sequence[str]) -> None:
-    _require(c, [(name, c.get(name) >= 1, "at least 1") for name in names])
 
 
 def check_options(c: Any) -> None:
@@ -455,7 +427,7 @@ def check_optimizer(c: Any, steps: int) -> None:
             f"config.optimizer.{name}={warmup} leaves none of {of} for "
             f"config.optimizer.schedule={o.schedule!r}: set fewer warm-up steps or more steps"
         )
-    _require(
+    require(
         c,
         [
             ("optimizer.learning_rate", o.learning_rate >= 0, "0 or more"),
@@ -469,111 +441,6 @@ def check_optimizer(c: Any, steps: int) -> None:
             ("optimizer.max_grad_norm", o.max_grad_norm >= 0, "0 (off) or more"),
         ],
     )
-
-
-def _check_files(c: "Config") -> None:
-    """Checks data files, their fields, and the prompt format."""
-    d = c.data
-    keep_names(d.keep)
-    for name in ("question_field", "eval_question_field"):
-        question_parts(getattr(d, name), f"config.data.{name}")
-    form = prompt_format(d.prompt)
-    _require(
-        c,
-        [
-            ("data.hold_out", d.hold_out >= 0, "0 (none) or more"),
-            ("data.max_question_length", d.max_question_length >= 0, "0 (any) or more"),
-        ],
-    )
-    policy = POLICIES.get(c.model.path)
-    if d.task in TASKS:
-        if policy and policy.name != d.task:
-            raise ValueError(
-                f"config.model.path={c.model.path!r} is the policy of task {policy.name!r}, with "
-                f"another vocabulary than config.data.task={d.task!r}: set "
-                f"config.model.path={TASKS[d.task].policy!r}, or config.data.task={policy.name!r}"
-            )
-        for name in OF_FILES:
-            if (value := getattr(d, name)) != getattr(type(d)(), name):
-                raise ValueError(
-                    f"config.data.{name}={value!r} is only for config.data.task='jsonl': task "
-                    f"{d.task!r} generates its questions. Remove the setting, or change "
-                    f"config.data.task={d.task!r}"
-                )
-    files = [one.file for one in d.held_out_files()]
-    if HELD_OUT_OF_TRAIN in files and not d.hold_out:
-        raise ValueError(
-            f"config.data.eval={d.eval!r} uses questions held out of training "
-            f"({HELD_OUT_OF_TRAIN!r}), but config.data.hold_out is 0: set it to their number"
-        )
-    words = [word.strip() for word in d.decontaminate.split(",")]
-    if EVALUATION_FILES in words and set(files) <= {HELD_OUT_OF_TRAIN}:
-        raise ValueError(
-            f"config.data.decontaminate={d.decontaminate!r} stands for the files of "
-            f"config.data.eval ({EVALUATION_FILES!r}), but config.data.eval names no file"
-        )
-    if d.eval_question_field and not (d.eval or d.decontaminate):
-        raise ValueError(
-            f"config.data.eval_question_field={d.eval_question_field!r} needs config.data.eval or "
-            "config.data.decontaminate: neither is set"
-        )
-    if d.system and not form.chat:
-        raise ValueError(
-            "config.data.system needs a prompt format that uses the chat template; "
-            f"config.data.prompt={d.prompt!r} does not: write the text of config.data.system into "
-            "config.data.prompt"
-        )
-    if (
-        d.instruction
-        and d.prompt in PROMPTS
-        and form != PROMPTS["chat"]
-        and form != PROMPTS["plain"]
-    ):
-        raise ValueError(
-            f"config.data.prompt={d.prompt!r} already has an instruction: set "
-            f"config.data.instruction=''; got {d.instruction!r}"
-        )
-
-
-def _check_order(c: "Config") -> None:
-    """Checks order and curation of the training prompts."""
-    d = c.data
-    _require(
-        c,
-        [
-            ("data.keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
-            (
-                "data.keep_high",
-                d.keep_low <= d.keep_high <= 1,
-                "between config.data.keep_low and 1",
-            ),
-            ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
-            ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
-            ("data.forecast_memory", d.forecast_memory >= 1, "1 or more"),
-            ("data.worth_power", 0 <= d.worth_power <= 1, "in [0, 1]"),
-            ("data.forecast_buckets", 1 <= d.forecast_buckets <= 4096, "between 1 and 4096"),
-            ("data.forecast_decay", 0 < d.forecast_decay <= 1, "in (0, 1]"),
-        ],
-    )
-    needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
-    if needs_table and not d.pass_rates:
-        raise ValueError(
-            "config.data.order='schedule' and config.data.keep_low/keep_high need "
-            "config.data.pass_rates, a file of pass rates by prompt id (experiments/pass_rates.py "
-            "--split=train writes one)"
-        )
-    if d.pass_rates and not needs_table:
-        raise ValueError(
-            f"config.data.pass_rates={d.pass_rates!r} is used only by "
-            "config.data.order='schedule' and by config.data.keep_low/keep_high, and neither is set"
-        )
-    if d.task in TASKS and not d.train_prompts and (d.order != "shuffle" or needs_table):
-        raise ValueError(
-            f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, "
-            f"keep_high={d.keep_high:g} needs a finite training set, but with "
-            f"config.data.train_prompts=0 task {d.task!r} never repeats a prompt. Set "
-            "config.data.train_prompts to their number"
-        )
 
 
 def _check_depth(c: "Config") -> None:
@@ -595,7 +462,7 @@ def _check_depth(c: "Config") -> None:
             "config.driver.continuation='at_once': all prompts that a call accepts complete in the "
             "next call. It needs config.driver.groups + config.driver.screen_prompts"
         )
-    _require(c, [("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more")])
+    require(c, [("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more")])
     if d.buffer_groups < d.groups * (1 + d.depth):
         raise ValueError(
             f"config.driver.buffer_groups ({d.buffer_groups}) must hold "
@@ -603,7 +470,7 @@ def _check_depth(c: "Config") -> None:
             f"the 1 + {d.depth} generation calls in flight with config.driver.depth={d.depth}: "
             "each returns about one training batch"
         )
-    _require(c, [("driver.in_flight", d.in_flight >= 0, "0 (off) or more")])
+    require(c, [("driver.in_flight", d.in_flight >= 0, "0 (off) or more")])
     if d.in_flight:
         least = max(c.sampler.slots, rule.max_samples)
         if d.in_flight < least:
@@ -632,127 +499,9 @@ def _check_depth(c: "Config") -> None:
         )
 
 
-def _check_turns(c: "Config") -> None:
-    """Checks the section `environment` by itself."""
-    e = c.environment
-    if not e.reply and e.stop:
-        raise ValueError(
-            f"config.environment.stop={e.stop!r} has no effect without config.environment.reply"
-        )
-    _require_one(c, ["environment.max_turns"])
-    if e.reply in ("calculator", "table") and "=" not in e.stop.split():
-        raise ValueError(
-            f"config.environment.reply={e.reply!r} replies to turns that end with '=', and needs "
-            f"config.environment.stop='=', got {e.stop!r}"
-        )
-
-
-def _check_environment(c: "Config") -> None:
-    """Checks what turns of an environment need of a training run."""
-    e = c.environment
-    if not e.reply:
-        return
-    if not c.driver.in_flight:
-        least = max(c.sampler.slots, c.rule.max_samples)
-        raise ValueError(
-            f"config.environment.reply={e.reply!r} needs config.driver.in_flight, because a sample "
-            f"goes on in the call after a reply: set it to {least} or more"
-        )
-    if c.driver.max_calls <= e.max_turns:
-        raise ValueError(
-            f"config.driver.max_calls ({c.driver.max_calls}) must be above "
-            f"config.environment.max_turns ({e.max_turns}), the most replies: a response has one "
-            "turn more, and each turn takes a generation call"
-        )
-    if c.replay.window != "none":
-        raise ValueError(
-            f"config.environment.reply={e.reply!r} needs config.replay.window='none', got "
-            f"{c.replay.window!r}: a replayed response would not tell which tokens are replies"
-        )
-
-
-def _check_rewards(c: "Config") -> None:
-    """Checks weights and bounds of reward terms, and `objective.reference_every`."""
-    r = c.reward
-    o = c.objective
-    _check_functions(r)
-    _require(
-        c,
-        [
-            ("reward.accuracy_weight", r.accuracy_weight > 0, "positive"),
-            *(
-                (name, c.get(name) >= 0, "0 (off) or more")
-                for name in (
-                    "reward.format_weight",
-                    "reward.language_weight",
-                    "reward.length_alpha",
-                    "objective.reference_every",
-                )
-            ),
-        ],
-    )
-    if o.advantage == "ngrpo":
-        for name, value in (
-            ("reward.accuracy_weight", 1.0),
-            ("reward.format_weight", 0.0),
-            ("reward.language_weight", 0.0),
-            ("reward.extra", ""),
-            ("reward.length_alpha", 0.0),
-        ):
-            if c.get(name) != value:
-                raise ValueError(
-                    f"config.objective.advantage='ngrpo' takes 1 as the highest reward, but with "
-                    f"config.{name}={c.get(name)!r} it may be another: set it to {value!r}, or use "
-                    "another advantage"
-                )
-        if o.kl_coef > 0 and o.kl_in == "reward":
-            raise ValueError(
-                "config.objective.advantage='ngrpo' takes 1 as the highest reward, but a KL in the "
-                "reward changes it: set config.objective.kl_in='loss'"
-            )
-    if r.format_weight and not (r.think_open and r.think_close):
-        raise ValueError(
-            "config.reward.think_open and think_close must not be empty when "
-            f"config.reward.format_weight is set; got {r.think_open!r} and {r.think_close!r}"
-        )
-    if r.length_alpha and not r.length_low <= r.length_high:
-        raise ValueError(
-            f"config.reward.length_low ({r.length_low}) must not exceed config.reward.length_high "
-            f"({r.length_high})"
-        )
-    if o.reference_every and not o.kl_coef > 0:
-        raise ValueError(
-            f"config.objective.reference_every ({o.reference_every}) needs "
-            f"config.objective.kl_coef above 0 (got {o.kl_coef}): only the KL uses a reference "
-            "policy"
-        )
-
-
-def _check_functions(r: "Reward") -> None:
-    """Checks in a worker process that the user's reward functions exist, are callable, and take
-    known arguments.
-    """
-    try:
-        extra = parse_extra(r.extra)
-    except ValueError as error:
-        raise ValueError(f"config.reward.extra={r.extra!r}: {error}") from None
-    for e in extra:
-        if e.name in REWARD_PARTS:
-            raise ValueError(
-                f"config.reward.extra: {e.function!r} has the name of a built-in part of the "
-                f"reward ({', '.join(REWARD_PARTS)}): rename the function"
-            )
-    named = [(r.verifier, "verifier")] if is_function(r.verifier) else []
-    for function, field in [*named, *((e.function, "extra") for e in extra)]:
-        try:
-            check_functions([function], r.memory_limit_mb or None)
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"config.reward.{field}: {error}") from None
-
-
 def _check_logging(c: "Config") -> None:
     """Checks the settings of the metric writers."""
-    _require(c, [("logging.text_every", c.logging.text_every >= 0, "0 (none) or more")])
+    require(c, [("logging.text_every", c.logging.text_every >= 0, "0 (none) or more")])
     for name in ("wandb", "trackio"):
         if getattr(c.logging, name):
             require_package(name, f"config.logging.{name} is set")
@@ -796,7 +545,7 @@ def _check_pools(c: "Config") -> None:
                     f"{o.advantage!r}"
                 )
     e = c.estimate
-    _require(
+    require(
         c,
         [
             ("objective.weight_power", o.weight_power > 0, "positive"),
@@ -820,52 +569,6 @@ def _check_pools(c: "Config") -> None:
     if wants and c.estimate.kind == "none":
         raise ValueError(
             f"config.{wants[0]} needs config.estimate.kind to be 'ema' or 'value'; got 'none'"
-        )
-
-
-def _check_replay(c: "Config") -> None:
-    """Checks the settings of replay."""
-    r = c.replay
-    if r.window == "none":
-        if r.cache:
-            raise ValueError(
-                f"config.replay.cache={r.cache!r} has no effect, because config.replay.window is "
-                "'none': choose a window, or remove the cache"
-            )
-        _require(c, [("replay.normaliser", r.normaliser == "trained", "'trained' without replay")])
-        return
-    if r.normaliser == "response" and c.objective.aggregation not in OVER_LENGTHS:
-        raise ValueError(
-            "config.replay.normaliser='response' needs config.objective.aggregation to be one of "
-            f"{', '.join(OVER_LENGTHS)}, which divide by response lengths; got "
-            f"{c.objective.aggregation!r}"
-        )
-    if c.data.task in TASKS and not c.data.train_prompts:
-        raise ValueError(
-            f"config.replay.window={r.window!r} needs a finite data set, because responses are "
-            "cached by question: set config.data.train_prompts"
-        )
-    _require(
-        c,
-        [
-            (
-                "replay.eps",
-                0 <= r.eps <= 1 or r.eps == -1,
-                "in [0, 1], or -1 (the first response stays)",
-            ),
-            ("replay.length", r.length >= 0, "0 or more"),
-            ("replay.max_tokens", r.max_tokens >= 0, "0 (no bound) or more"),
-            (
-                "replay.max_new",
-                r.max_new >= -1,
-                "-1 (as many as were cut off), 0 (config.sampler.max_new) or more",
-            ),
-        ],
-    )
-    if r.max_new > c.sampler.max_new:
-        raise ValueError(
-            f"config.replay.max_new ({r.max_new}) must not exceed config.sampler.max_new "
-            f"({c.sampler.max_new}), which bounds prefix and suffix together"
         )
 
 

@@ -7,7 +7,7 @@ object's numbers ("rule.low" = 0.3).
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_speed.named import Choice, word_of
@@ -28,6 +28,20 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def get(config: Any, path: str) -> Any:
     """Returns the value of "section.field". Raises AttributeError if there is no such field."""
     return functools.reduce(getattr, path.split("."), config)
+
+
+def require(c: Any, rules: Sequence[tuple[str, bool, str]]) -> None:
+    """Raises ValueError for the first (field, whether its value is allowed, allowed values) that is
+    not allowed.
+    """
+    for name, ok, want in rules:
+        if not ok:
+            raise ValueError(f"config.{name} must be {want}; got {get(c, name)!r}")
+
+
+def require_one(c: Any, names: Sequence[str]) -> None:
+    """Raises ValueError for the first field that is below 1."""
+    require(c, [(name, get(c, name) >= 1, "at least 1") for name in names])
 
 
 def choices(config: Any, prefix: str = "") -> dict[str, Choice]:
