@@ -15,7 +15,7 @@ from rl_speed.policy.hf import INDEX, SINGLE
 from rl_speed.policy.hub import is_hub_name
 from rl_speed.policy.transformer import merge_trained, trainable
 from rl_speed.runtime.checkpoint import CheckpointError, restore_params
-from rl_speed.runtime.checkpoint_folder import checkpoint_folder, saved_steps
+from rl_speed.runtime.checkpoint_folder import checkpoint_folder, saved_steps, step_path
 from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
 from rl_speed.training import build
 from rl_speed.update.state import frozen_digest
@@ -152,14 +152,14 @@ def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Polic
     for step in steps:
         try:
             like = trainable(policy.model, policy.params)
-            found = restore_params(source.checkpoints / str(step), like, frozen)
+            found = restore_params(step_path(source.checkpoints, step), like, frozen)
             policy.params = merge_trained(found, policy.params)
             return policy, step
         except CheckpointError:
             raise
         except Exception as error:  # noqa: BLE001 (damage takes any form, and a run under way deletes its oldest checkpoint)
             failures.append(f"step {step}: {(str(error).strip() or repr(error)).splitlines()[0]}")
-            log.warning("%s cannot be read (%s)", source.checkpoints / str(step), failures[-1])
+            log.warning("%s cannot be read (%s)", step_path(source.checkpoints, step), failures[-1])
     raise CheckpointError(
         f"no checkpoint in {source.checkpoints} can be read; {failures[0]}. Restore one of them "
         "from a copy"

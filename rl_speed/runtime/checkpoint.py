@@ -14,14 +14,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from rl_speed.runtime.checkpoint_folder import REMOTE, Owner
+from rl_speed.runtime.checkpoint_folder import REMOTE, REPLACED, Owner
 from rl_speed.runtime.hosts import Hosts, OtherProcessError
 
 log = logging.getLogger(__name__)
 
 SEPARATOR = "/"
-# Prefix of a checkpoint's name while a new one of the same step is written to replace it.
-_REPLACED = "replaced_"
 # Orbax's name for a local directory that is not finished. In a bucket an unfinished one has its
 # final name, and lacks the commit file.
 _HALF = "*.orbax-checkpoint-tmp"
@@ -148,8 +146,8 @@ class Checkpointer:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._hosts.writes:
-            for old in self._directory.glob(f"{_REPLACED}*"):  # a replacement was not finished
-                step = self._directory / old.name.removeprefix(_REPLACED)
+            for old in self._directory.glob(f"{REPLACED}*"):  # a replacement was not finished
+                step = self._directory / old.name.removeprefix(REPLACED)
                 if step.exists():
                     old.rmtree()
                 else:
@@ -220,7 +218,7 @@ class Checkpointer:
         try:
             if replaces:
                 self._manager.close()
-                self._move(step, self._directory / f"{_REPLACED}{step}")
+                self._move(step, self._directory / f"{REPLACED}{step}")
                 self._manager = self._manager_of()
             self._manager.save(step, args=args)
         except Exception as error:  # noqa: BLE001 (whatever the file system or its client raises must not end the run)
@@ -233,7 +231,7 @@ class Checkpointer:
             self._failed(step, _first_line(error))
             return False
         if replaces and (fine := self.wait() and fine) and self._hosts.writes:
-            (self._directory / f"{_REPLACED}{step}").rmtree()
+            (self._directory / f"{REPLACED}{step}").rmtree()
         return fine
 
     def keeps(self, step: int) -> bool:

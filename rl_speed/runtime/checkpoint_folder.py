@@ -16,6 +16,8 @@ from rl_speed.config import flatten
 from rl_speed.runtime.hosts import Hosts
 
 REMOTE = "gs://"
+# Prefix of a checkpoint's name while a new one of the same step is written to replace it.
+REPLACED = "replaced_"
 # File in a checkpoint folder that names the run which writes there, and its settings.
 _OWNER = "run.json"
 # Prefixes of settings that may change when a run continues without its old workdir.
@@ -68,16 +70,22 @@ def _installed(package: str) -> bool:
 def saved_steps(directory: str | os.PathLike) -> list[int]:
     """Steps of the finished checkpoints in a folder, sorted; empty if there is no folder.
 
-    It only reads, so it is safe while the run writes.
+    It only reads, so it is safe while the run writes. A checkpoint that is being replaced counts:
+    `step_path`.
     """
     folder = epath.Path(directory)
-    return sorted(
-        int(path.name)
-        for path in (folder.iterdir() if folder.exists() else ())
-        if path.name.isdigit()
-        and (path / "state").is_dir()
-        and ocp.utils.is_checkpoint_finalized(path)
-    )
+    found = set()
+    for path in folder.iterdir() if folder.exists() else ():
+        name = path.name.removeprefix(REPLACED)
+        if name.isdigit() and (path / "state").is_dir() and ocp.utils.is_checkpoint_finalized(path):
+            found.add(int(name))
+    return sorted(found)
+
+
+def step_path(folder: epath.Path, step: int) -> epath.Path:
+    """Path of one of `saved_steps`."""
+    path = folder / str(step)
+    return path if path.exists() else folder / f"{REPLACED}{step}"
 
 
 def require_moved(workdir: Path, before: str, folder: epath.Path) -> None:

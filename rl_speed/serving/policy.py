@@ -12,7 +12,7 @@ from rl_speed.evaluation.settings import ADAPTERS
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig
 from rl_speed.policy.hub import model_directory
-from rl_speed.runtime.checkpoint_folder import saved_steps
+from rl_speed.runtime.checkpoint_folder import saved_steps, step_path
 from rl_speed.runtime.workdir import read_summary
 
 
@@ -71,7 +71,7 @@ def load_policy(
             config.set(name, source.config.get(name))
     config.model.end_tokens = f"{of_run},{end_tokens}"
     policy, step = sources.load_policy(source, config, make_mesh())
-    where = str(at) if step is None else f"{source.checkpoints / str(step)} (step {step})"
+    where = str(at) if step is None else f"{step_path(source.checkpoints, step)} (step {step})"
     return ServedPolicy(
         Path(policy.directory), policy.params, policy.model, policy.end_tokens, where
     )

@@ -21,6 +21,7 @@ from rl_speed.rollout import generate
 from rl_speed.rollout.generate import CallStopped, PendingRollouts
 from rl_speed.rollout.screening import StarvedError
 from rl_speed.runtime.checkpoint import Checkpointer, join_host, split_host
+from rl_speed.runtime.checkpoint_folder import saved_steps, step_path
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sampling import Dynamic, Speed, Uniform
@@ -314,6 +315,9 @@ def test_killed_while_it_replaces(tmp_path, moment):
         saver.save(1, state, {"at": 1.5})
         saver.close()
         (tmp_path / "other" / "1").rename(folder / "1")
+    # Who only reads finds the step, too: a run that asks what to resume, an evaluation.
+    assert saved_steps(folder) == [1]
+    assert step_path(folder, 1).name == ("replaced_1" if moment == "moved" else "1")
     again = Checkpointer(folder, 2)
     assert again.restore_newest(state)[2] == {"at": 1 if moment == "moved" else 1.5}
     assert [p.name for p in folder.iterdir()] == ["1"]
