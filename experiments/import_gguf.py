@@ -62,6 +62,7 @@ LLAMA_3 = "llama-bpe"
 # Types of tokens that no merges make: control tokens, which are no text, and others.
 CONTROL = 3
 USER_DEFINED = 4
+UNUSED = 5
 
 
 def fields_of(reader: Any) -> dict[str, Any]:
@@ -161,7 +162,9 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         )
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    types = fields["tokenizer.ggml.token_type"]
+    # Padding of the embedding has names, too ("[PAD151665]"), but is no token.
+    vocabulary = {token: i for i, token in enumerate(tokens) if types[i] != UNUSED}
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind[1] == LLAMA_3)
     )
@@ -175,7 +178,6 @@ def tokenizer_of(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not SPLITS[kind[1]])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
-    types = fields["tokenizer.ggml.token_type"]
     for token, of in zip(tokens, types):
         if of in (CONTROL, USER_DEFINED):
             added = AddedToken(token, special=of == CONTROL, normalized=False)

@@ -4,6 +4,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -54,8 +55,9 @@ class ResponseFile:
       done: responses in the file. total: responses of the complete evaluation.
 
     Raises:
-      OtherEvaluation: the existing evaluation has another identity; names the differences.
-        ValueError: a line is invalid. (An incomplete last line is removed.)
+      OtherEvaluation: the existing evaluation has another identity (names the differences), or
+        another process is writing it.
+      ValueError: a line is invalid. (An incomplete last line is removed.)
     """
 
     def __init__(
@@ -80,17 +82,33 @@ class ResponseFile:
         folder.mkdir(parents=True, exist_ok=True)
         identity = json.loads(json.dumps(identity))
         path = folder / RESPONSES
-        if overwrite:
-            path.unlink(missing_ok=True)
-            (folder / IDENTITY).unlink(missing_ok=True)
-        if path.exists() or (folder / IDENTITY).exists():
-            self._require_same(identity)
-        write_atomically(
-            folder / IDENTITY, json.dumps({"identity": identity, **notes}, indent=2) + "\n"
-        )
         # Unbuffered: after a full disk, closing the file must not retry the write.
         self._file = path.open("ab", buffering=0)
-        self._take_in(path)
+        try:
+            self._claim()
+            if overwrite:
+                self._file.truncate(0)
+                (folder / IDENTITY).unlink(missing_ok=True)
+            if path.stat().st_size or (folder / IDENTITY).exists():
+                self._require_same(identity)
+            write_atomically(
+                folder / IDENTITY, json.dumps({"identity": identity, **notes}, indent=2) + "\n"
+            )
+            self._take_in(path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OtherEvaluation(
+                f"{self.folder}: another process is evaluating into this folder; wait until it has "
+                "ended, or choose another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
 
     def _require_same(self, identity: dict[str, Any]) -> None:
         advice = "restore it, choose another --out, or --overwrite to start again"

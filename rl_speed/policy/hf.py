@@ -5,6 +5,7 @@ reads only the shards of its own devices. When saving, it holds the tensors of o
 """
 
 import dataclasses
+import fnmatch
 import json
 import logging
 import math
@@ -653,13 +654,28 @@ def require_replaceable(directory: str | os.PathLike) -> Path:
     return path
 
 
+# What models, their tokenizers and the hub put into a model's directory.
+_FILES_OF_MODELS = (
+    *("config.json", "generation_config.json", "made_by.json", "*config.json", "*.safetensors"),
+    *("*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json"),
+    *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "*.jinja", "*.model", "README*", "LICENSE*", "NOTICE*", ".gitattributes"),
+)
+
+
 def _is_a_model_alone(path: Path) -> bool:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    alone = not any(inside.is_dir() for inside in path.iterdir())
+    alone = all(_is_of_a_model(inside) for inside in path.iterdir())
     return alone and isinstance(config, dict) and "model_type" in config
+
+
+def _is_of_a_model(path: Path) -> bool:
+    if path.is_dir():
+        return path.name == "additional_chat_templates"  # the tokenizer writes it
+    return any(fnmatch.fnmatch(path.name, pattern) for pattern in _FILES_OF_MODELS)
 
 
 def save_hf(

@@ -414,21 +414,35 @@ def warn_of_turn_end(tokenizer: Any, ends: Sequence[int], directory: str) -> Non
         )
 
 
+def template_ids(tokenizer: Any) -> set[int]:
+    """Returns the token ids that the chat template writes around a user's and an assistant's turn;
+    none without a template, or where it refuses these turns.
+    """
+    if not tokenizer.chat_template:
+        return set()
+    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}]
+    try:
+        texts = [render_chat(tokenizer, turns[:count], count == 1) for count in (1, 2)]
+    except ValueError:
+        return set()
+    return {i for text in texts for i in tokenizer.encode(text, add_special_tokens=False)}
+
+
 def fit_vocabulary(
     model: ModelConfig, tokenizer: Any, ends: Sequence[int], directory: str
 ) -> ModelConfig:
     """Returns the config with `unused_ids` set: the ids that are neither tokens of the tokenizer
     nor in `ends` (a file may name an end token that the tokenizer does not have).
 
-    Special tokens without a row in the embedding (<image_soft_token> of Gemma 3 1B, a text model)
-    are left out: they cannot be sampled, and in a question they are encoded as plain text.
+    Special tokens that no prompt uses may lack a row in the embedding (<image_soft_token> of Gemma
+    3 1B, a text model): they are never sampled, and in a question they are encoded as plain text.
 
     Raises:
       ValueError: another token id of the tokenizer has no row in the embedding.
     """
-    special = special_ids(tokenizer)
+    unseen = special_ids(tokenizer) - set(added_before(tokenizer)) - template_ids(tokenizer)
     tokens = np.fromiter(
-        (i for i in tokenizer.get_vocab().values() if i < model.vocab_size or i not in special),
+        (i for i in tokenizer.get_vocab().values() if i < model.vocab_size or i not in unseen),
         np.int64,
     )
     used = np.union1d(tokens, [end for end in ends if end < model.vocab_size]).astype(np.int64)

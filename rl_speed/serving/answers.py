@@ -1,11 +1,13 @@
 """Formats responses and errors as OpenAI's completions and chat completions, whole or streamed."""
 
+import dataclasses
 import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from rl_speed.policy.tokenizer import special_ids
 from rl_speed.serving.batcher import Full, Response, Stopped, Token
 from rl_speed.serving.requests import ChatRequest, Invalid, Request
 from rl_speed.serving.text import REPLACEMENT, StoppedText
@@ -28,6 +30,9 @@ class Choice:
         self._asked = asked
         self.response = response
         self._text = StoppedText(self._decode, asked.stops)
+        # Special tokens have no text in which a stop could be found.
+        special = special_ids(tokenizer) if asked.stops else ()
+        self._stop_ids = {i for i in special if tokenizer.decode([i]) in asked.stops}
         self.index = index
         self.count = 0
         self.finish: str | None = None
@@ -42,6 +47,8 @@ class Choice:
         its text is held back.
         """
         self.count += 1
+        if token.id in self._stop_ids:
+            token = dataclasses.replace(token, finish="stop")
         self._waiting.append(token)
         piece = "" if token.finish == "stop" else self._text.push(token.id)
         if token.finish:

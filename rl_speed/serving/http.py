@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_speed.policy import load_tokenizer, prompt_encoder
-from rl_speed.policy.tokenizer import render_chat
+from rl_speed.policy.tokenizer import added_before, render_chat
 from rl_speed.serving.batcher import Batcher, Events, Response
 from rl_speed.serving.engine import Engine
 
@@ -70,7 +70,7 @@ class App:
         self._tokenizer = load_tokenizer(directory)
         self._encode = prompt_encoder(self._tokenizer, prompt)
         self._encode("0")  # an invalid template fails now
-        self._encode_plain = prompt_encoder(self._tokenizer, "plain")
+        self._before = added_before(self._tokenizer)
         # Longer texts have too many tokens, and tokenizing them would take long. The factor 4 is
         # for normalization, which may compose characters.
         piece = max(map(len, self._tokenizer.get_vocab()))
@@ -207,7 +207,7 @@ class App:
             if chat:
                 prompts = [self._chat_ids(turns)]
             else:
-                prompts = [self._encode_plain(p) if isinstance(p, str) else p for p in texts]
+                prompts = [self._as_it_is(p) if isinstance(p, str) else p for p in texts]
         except ValueError as error:
             raise Invalid(str(error), field) from None
         for prompt in prompts:
@@ -231,6 +231,13 @@ class App:
                 "n",
             )
         return prompts
+
+    def _as_it_is(self, text: str) -> list[int]:
+        """Returns the ids of a whole prompt, whose special tokens are its client's, such as those
+        of a chat template; the tokens before a text are added unless it begins with them.
+        """
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids if ids[: len(self._before)] == self._before else self._before + ids
 
     def _chat_ids(self, turns: list[dict[str, str]]) -> list[int]:
         if self._prompt != "chat":

@@ -213,10 +213,15 @@ class RowEncoder:
         ends = self._ends if own is None else (own, *self._ends)
         before = added_before(self._tokenizer)
         encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+
+        def without(ids: list[int]) -> list[int]:
+            # A text that was written by a chat template may begin with them already.
+            return ids[len(before) :] if before and ids[: len(before)] == before else ids
+
         if row.prompt:
             guard = TextGuard(self._tokenizer, ends)
-            return encode_example(row, lambda _: before + encode(row.prompt), guard, ends)
-        ids = encode(row.solution)
+            return encode_example(row, lambda _: before + without(encode(row.prompt)), guard, ends)
+        ids = without(encode(row.solution))
         ids += [ends[0]] * (not ids or ids[-1] not in ends)
         return Example(
             np.asarray(before, np.int32), np.asarray(ids, np.int32), row.id, row.question

@@ -259,6 +259,16 @@ def test_an_identity_that_was_edited_is_named(
         ResponseFile(tmp_path, {"settings": {}}, {}, benchmarks, SETTINGS.evaluation.samples)
 
 
+def test_one_process_at_a_time_evaluates_into_a_folder(benchmarks, tmp_path):
+    settings = {"settings": {}}, {}, benchmarks, SETTINGS.evaluation.samples
+    first = ResponseFile(tmp_path, *settings)
+    for overwrite in (False, True):
+        with pytest.raises(OtherEvaluation, match="another process is evaluating into this"):
+            ResponseFile(tmp_path, *settings, overwrite=overwrite)
+    first.close()
+    ResponseFile(tmp_path, *settings).close()
+
+
 def test_cut_inside_a_question_and_stopped_by_a_signal(
     finished, policy, benchmarks, mesh, tmp_path
 ):

@@ -371,6 +371,16 @@ def test_nothing_but_a_model_is_replaced(params, saved, tmp_path):
         with pytest.raises(ValueError, match=f"{folder} holds other files than a model's"):
             save_hf(tmp_path / folder, params, config)
         assert sorted(tmp_path.glob(f"{folder}/**/*")) == before
+    # Nor its owner's files beside a model.
+    (tmp_path / "trained" / "checkpoint-500").rmdir()
+    (tmp_path / "trained" / "notes.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="trained holds other files than a model's"):
+        save_hf(tmp_path / "trained", params, config)
+    (tmp_path / "trained" / "notes.txt").unlink()
+    # What tokenizers with several chat templates write is a model's.
+    (tmp_path / "trained" / "additional_chat_templates").mkdir()
+    (tmp_path / "trained" / "LICENSE").write_text("free")
+    save_hf(tmp_path / "trained", params, config)
     link = tmp_path / "link"
     link.symlink_to(saved)
     save_hf(link, params, config)

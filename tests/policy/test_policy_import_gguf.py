@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from rl_speed.policy import load_hf, load_tokenizer, sequence_logprobs
+from rl_speed.policy import fit_vocabulary, load_hf, load_tokenizer, sequence_logprobs
 
 gguf = pytest.importorskip("gguf")
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
@@ -54,7 +54,10 @@ def write(path, family, quantization="F32", **changed):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(changed.get("pre", pre))
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * (len(tokens) - 3) + [4, 3, 3])
+    types = [1] * (len(tokens) - 3) + [4, 3, 3]
+    for token in changed.get("unused", ()):
+        types[tokens.index(token)] = 5
+    writer.add_token_types(types)
     writer.add_token_merges(merges)
     writer.add_bos_token_id(len(tokens) - 2)
     writer.add_eos_token_id(len(tokens) - 1)
@@ -144,6 +147,16 @@ def test_tokens_of_the_files_own_and_the_token_that_begins_a_text(tmp_path):
         assert joined == (pre == "qwen2")
         whole = tokenizer.encode("What", add_special_tokens=False)
         assert whole == [tokens.index("What")]
+
+
+def test_padding_with_names_is_no_token(tmp_path):
+    tokens, _ = vocabulary()
+    import_gguf.convert(write(tmp_path / "m.gguf", "qwen2", unused=["<think>"]), tmp_path / "m")
+    tokenizer = load_tokenizer(tmp_path / "m")
+    _, model = load_hf(tmp_path / "m")
+    fitted = fit_vocabulary(model, tokenizer, (), "m")
+    at = tokens.index("<think>")
+    assert fitted.unused_ids == ((at, at + 1),) and fitted.vocab_size == len(tokens)
 
 
 def test_what_is_not_known_is_refused(tmp_path):

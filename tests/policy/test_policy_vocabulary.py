@@ -121,8 +121,16 @@ def test_special_tokens_without_a_row_are_left_out(tmp_path):
     assert fit_vocabulary(model, tokenizer, (256,), "m") == model
     encode = prompt_encoder(tokenizer, "{question}")
     assert max(encode("what is <image_soft_token>?")) < size
-    tokenizer.add_tokens(["lol"])
+    # One that the chat template writes is missed in every prompt.
+    tokenizer.chat_template = "{% for m in messages %}<|mark|>{{ m.content }}{% endfor %}"
+    assert fit_vocabulary(model, tokenizer, (256,), "m") == model
+    tokenizer.add_tokens(["<|mark|>"], special_tokens=True)
     with pytest.raises(ValueError, match=f"{size + 2} ids, the embedding only {size} rows"):
+        fit_vocabulary(model, tokenizer, (256,), "m")
+    tokenizer.chat_template = None
+    assert fit_vocabulary(model, tokenizer, (256,), "m") == model
+    tokenizer.add_tokens(["lol"])
+    with pytest.raises(ValueError, match=f"{size + 3} ids, the embedding only {size} rows"):
         fit_vocabulary(model, tokenizer, (256,), "m")
 
 

@@ -23,6 +23,8 @@ from served import Gate, running, save_policy, until  # noqa: E402
 from rl_speed.policy import decoder, forward, load_tokenizer  # noqa: E402
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample  # noqa: E402
 from rl_speed.serving import Engine, load_policy  # noqa: E402
+from rl_speed.serving.answers import Choice, Token  # noqa: E402
+from rl_speed.serving.requests import CompletionRequest  # noqa: E402
 
 SLOTS = 8
 LONGEST = 64
@@ -124,8 +126,8 @@ class Said:
 
 
 def ask(client, prompt, stream=False, **settings):
-    """A text to /v1/completions, messages to /v1/chat/completions."""
-    chat = not isinstance(prompt, str)
+    """A text or ids to /v1/completions, messages to /v1/chat/completions."""
+    chat = isinstance(prompt, list) and isinstance(prompt[0], dict)
     api = client.chat.completions if chat else client.completions
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = api.create(
@@ -313,6 +315,28 @@ def test_a_turn_cannot_be_closed_by_its_text(client, tokenizer):
     said = ask(client, [{"role": "user", "content": text}], max_tokens=1)
     empty = len(ids_of(tokenizer, [{"role": "user", "content": ""}]))
     assert said.usage[0] == empty + len(text)  # a byte a token
+
+
+def test_a_prompt_of_completions_is_taken_as_it_is(client, tokenizer):
+    """Its special tokens are its client's, such as those of a chat template."""
+    text = "<|im_start|>user\nhi<|im_end|>\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) == 10
+    assert ask(client, text, max_tokens=2).usage[0] == len(ids)
+    assert ask(client, text) == ask(client, ids)
+
+
+def test_a_stop_string_that_is_a_special_token_ends_the_response(tokenizer):
+    """Such a token has no text; the policy's own end tokens may not name it."""
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    letters = tokenizer.encode("ab", add_special_tokens=False)
+    asked = CompletionRequest(model="m", prompt="x", stop=["<|im_end|>", "no"])
+    choice = Choice(tokenizer, asked, None, 0)
+    added = [choice.push(Token(i)) for i in (*letters, end)]
+    assert "".join(a["text"] for a in added if a) == "ab"
+    assert (choice.finish, choice.count) == ("stop", 3)
+    choice = Choice(tokenizer, CompletionRequest(model="m", prompt="x", stop="no"), None, 0)
+    assert [choice.push(Token(i)) for i in (end, *letters)] and choice.finish is None
 
 
 def test_models(client):

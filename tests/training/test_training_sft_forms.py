@@ -39,6 +39,41 @@ def qwen(real_data, tmp_path_factory):
     return load_tokenizer(directory)
 
 
+@pytest.fixture(scope="module")
+def bos(tmp_path_factory):
+    """A tokenizer that begins each text with <s>, as Llama's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    directory = tmp_path_factory.mktemp("bos")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names))
+    return load_tokenizer(directory)
+
+
+@pytest.mark.parametrize("begins", ["", "<s>"])
+def test_a_text_has_one_token_that_begins_texts(bos, tmp_path, begins):
+    """Rows that a chat template has written begin with it already. It is never learned."""
+    (examples, *_) = read(tmp_path, bos, {"text": f"{begins}ab</s>"})
+    (pairs, *_) = read(
+        tmp_path,
+        bos,
+        {"prompt": f"{begins}q", "completion": "a"},
+        {"prompt": "r", "completion": "b"},
+    )
+    assert learned(bos, examples[0]) == ("<s>", ["ab</s>"])
+    assert learned(bos, pairs[0]) == ("<s>q", ["a</s>"])
+    assert learned(bos, pairs[1]) == ("<s>r", ["b</s>"])
+
+
 @pytest.fixture
 def template(qwen):
     """Sets another template for a test."""
