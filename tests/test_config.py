@@ -807,3 +807,33 @@ def test_saved_settings_are_plain_json():
     again = Config()
     again.rule = Odd(n=8)
     assert dotted.from_dict(again, {"rule": {"weights": [[3.0], [4.0, 5.0]]}}).rule == config.rule
+
+
+@pytest.mark.parametrize(
+    "field, value, allowed",
+    [
+        ("evaluation.every", -1, "0 or more"),
+        ("checkpoints.every", -1, "0 or more"),
+        ("data.eval_prompts", -1, "0 or more"),
+        ("data.train_prompts", -1, "0 or more"),
+        ("objective.aggregation_constant", -5.0, "0 or more"),
+        ("objective.kl_coef", -0.1, "0 or more"),
+        ("objective.truncation", 0.0, "positive"),
+        ("reward.overlong_buffer", 10_000, "between 0 .off. and config.sampler.max_new"),
+        ("training.micro_tokens", -1, "0 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(field, value, allowed):
+    """Also those with which other libraries say "never" or "all"."""
+    config = presets.embedded("rloo")
+    config.set(field, value)
+    with pytest.raises(ValueError, match=f"config.{field} must be {allowed}"):
+        config.validate()
+
+
+def test_in_the_loop_one_call_fills_a_batch():
+    config = presets.embedded("rloo")
+    config.driver.where = "in_loop"
+    config.driver.screen_prompts = config.driver.groups - 1
+    with pytest.raises(ValueError, match="config.driver.screen_prompts must be at least config"):
+        config.validate()

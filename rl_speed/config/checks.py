@@ -109,7 +109,27 @@ def check(c: "Config") -> None:
     _check_generation_mesh(c)
     check_rewards(c)
     _check_logging(c)
-    require(c, [("training.minibatches", c.training.minibatches >= 0, "0 or more")])
+    require(
+        c,
+        [
+            (name, c.get(name) >= 0, "0 or more")
+            for name in (
+                "training.minibatches",
+                "training.max_seconds",
+                "training.micro_tokens",
+                "model.head_chunk",
+                "sampler.prefill_chunk",
+                "evaluation.every",
+                "checkpoints.every",
+                "logging.rollouts",
+                "data.eval_prompts",
+                "data.train_prompts",
+                "objective.aggregation_constant",
+                "objective.kl_coef",
+            )
+        ],
+    )
+    require(c, [("objective.truncation", c.objective.truncation > 0, "positive")])
     screening = c.screening_samples
     if not c.training.minibatches and c.group_size % screening:
         raise ValueError(
@@ -646,6 +666,17 @@ def _check_in_loop(c: "Config", shards: int) -> None:
             "callback in the loop, which JAX allows only when every mesh axis is manual. Use "
             f"config.reward.verifier={' or '.join(JAX_VERIFIERS)}, or config.driver.where='host'"
         )
+    require(
+        c,
+        [
+            (
+                "driver.screen_prompts",
+                c.driver.screen_prompts >= c.driver.groups,
+                f"at least config.driver.groups ({c.driver.groups}) with "
+                "config.driver.where='in_loop', where one call fills a batch",
+            )
+        ],
+    )
     if c.driver.groups % shards:
         raise ValueError(
             f"config.driver.where='in_loop' needs config.driver.groups ({c.driver.groups}) to be "

@@ -222,6 +222,16 @@ def check_rewards(c: "Config") -> None:
             "config.reward.think_open and think_close must not be empty when "
             f"config.reward.format_weight is set; got {r.think_open!r} and {r.think_close!r}"
         )
+    require(
+        c,
+        [
+            (
+                "reward.overlong_buffer",
+                0 <= r.overlong_buffer <= c.sampler.max_new,
+                f"between 0 (off) and config.sampler.max_new ({c.sampler.max_new})",
+            )
+        ],
+    )
     if r.length_alpha and not r.length_low <= r.length_high:
         raise ValueError(
             f"config.reward.length_low ({r.length_low}) must not exceed config.reward.length_high "

@@ -355,6 +355,13 @@ class RewardScorer:
         found = self._shared(rollouts, lambda mine: dict(self._parts(mine)), "scores")
         self._require_values(found, rollouts)
         verdict = found["accuracy"] = _or_given(rollouts, found["accuracy"])
+        graded = verdict[(verdict != 0) & (verdict != 1) & ~rollouts.nonfinite]
+        if self._config.length_alpha and graded.size:
+            raise ValueError(
+                f"config.reward.length_alpha={self._config.length_alpha:g} shapes verdicts of 0 "
+                f"and 1, and config.reward.verifier={self._config.verifier!r} gave "
+                f"{graded[0]:g}: set it to 0, or return 0 or 1"
+            )
         rewards = np.zeros(len(verdict), np.float32)
         self._scored += len(verdict)
         for name, weight in self._weights().items():

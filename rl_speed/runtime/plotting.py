@@ -31,11 +31,15 @@ def pyplot():
 
 
 def smooth(values: Sequence[float], window: int = 15) -> np.ndarray:
-    """Running mean over the latest `window` values."""
-    total = np.cumsum(np.concatenate([[0.0], np.asarray(values, float)]))
+    """Running mean over the finite ones of the latest `window` values; NaN where there is none."""
+    values = np.asarray(values, float)
+    good = np.isfinite(values)
+    total = np.cumsum(np.concatenate([[0.0], np.where(good, values, 0.0)]))
+    count = np.cumsum(np.concatenate([[0], good]))
     at = np.arange(1, len(total))
     first = np.maximum(at - window, 0)
-    return (total[at] - total[first]) / (at - first)
+    held = count[at] - count[first]
+    return np.where(held > 0, (total[at] - total[first]) / np.maximum(held, 1), np.nan)
 
 
 def running_median(values: Sequence[float], window: int = 15) -> np.ndarray:

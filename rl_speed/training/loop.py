@@ -203,6 +203,7 @@ class Trainer:
         self._resumed = False
         # Whether the state is that of a finished step, or of one between generation calls.
         self._whole = True
+        self._ran = False
         self._open()
 
     # Files and resume.
@@ -418,17 +419,24 @@ class Trainer:
         and returns it.
 
         Args:
-          over: called wherever signals are checked; True stops the run as SIGALRM would, and a
-            later call of `run` continues it.
+          over: called wherever signals are checked; True stops the run as SIGALRM would, and
+            another `Trainer` of the workdir continues it.
 
         Raises:
           NonFiniteError: `training.max_skipped` updates in a row were non-finite, or non-finite
             logits ended every response of a step. The batch of the last skipped update, or of that
             step, is saved in the workdir. Also if the weights to save or export are not finite.
+          RuntimeError: it was called before.
           Stopped: SIGTERM or SIGINT came, or `over` returned True. The current update finishes.
             With one process and no lag, a training generation call is aborted and repeated on
             resume; otherwise it finishes. Partial steps and evaluations are saved.
         """
+        if self._ran:
+            raise RuntimeError(
+                f"this Trainer has run; make another, Trainer(config, {str(self.workdir)!r}), to "
+                "go on from its checkpoint"
+            )
+        self._ran = True
         try:
             with stop_on_signals(self.hosts, over) as stop:
                 self._watch_calls(stop)
@@ -505,9 +513,8 @@ class Trainer:
         asked = stop.ask
         inside = ""
         saved = True
-        if self.held_out.under_way is not None or (
-            self.step == 0 and c.evaluation.every and not self.held_out.points
-        ):
+        # An error may have ended the run between a step and its evaluation.
+        if self.held_out.under_way is not None or self._must_evaluate():
             self.evaluate(asked)
             if stop.ask() or self.done:
                 saved = self.save()
@@ -560,12 +567,12 @@ class Trainer:
             self._log(record, rollouts)
             self.step = self.step + 1
             self._whole = True
-            self._check_finite(rollouts)
             if self.reference is not None:
                 self.reference.refresh(self.step, self.state.params)
+            self._check_finite(rollouts)
             bar.update()
             bar.set_postfix_str(progress_text(record, self.held_out.points), refresh=False)
-            if c.evaluation.every and (self.step % c.evaluation.every == 0 or self.done):
+            if self._must_evaluate():
                 self.evaluate(asked)
             stopping = stop.ask()
             if (
@@ -598,6 +605,12 @@ class Trainer:
             return every and step % every == 0
 
         return step >= c.training.steps or due(c.evaluation.every) or due(c.checkpoints.every)
+
+    def _must_evaluate(self) -> bool:
+        """Whether an evaluation of the current step is due and was not made."""
+        every = self.config.evaluation.every
+        made = bool(self.held_out.points) and self.held_out.points[-1]["step"] >= self.step
+        return bool(every) and not made and (self.step % every == 0 or self.done)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Measures the held-out accuracy of the current policy; see `HeldOut.measure`."""

@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from rl_speed.config import Optimizer
@@ -88,6 +89,14 @@ def _adamw(config: Optimizer, rate: optax.Schedule, decays: Any) -> optax.Gradie
     )
 
 
+def _clipped(path: Any, update: jax.Array) -> jax.Array:
+    """Scales an update down to a root mean square of 1, each layer and expert for itself."""
+    names = [str(getattr(key, "key", key)) for key in path]
+    stacked = 2 if names[-1] in EXPERT_MATRICES else int("layers" in names[:-1])
+    mean = jnp.mean(jnp.square(update), axis=tuple(range(stacked, update.ndim)), keepdims=True)
+    return update / jnp.maximum(1.0, jnp.sqrt(mean))
+
+
 def _adafactor(
     config: Optimizer, rate: optax.Schedule, decays: Any
 ) -> optax.GradientTransformation:
@@ -96,7 +105,9 @@ def _adafactor(
     """
     return optax.chain(
         optax.scale_by_factored_rms(),
-        optax.clip_by_block_rms(1.0),
+        optax.stateless(
+            lambda updates, params: jax.tree_util.tree_map_with_path(_clipped, updates)
+        ),
         optax.add_decayed_weights(config.weight_decay, decays),
         optax.scale_by_learning_rate(rate),
     )
@@ -162,6 +173,7 @@ def _make_optimizer(
     rate = learning_rate_schedule(config, total_steps, unit)
     make = named(config.kind, OPTIMIZERS)
     made = make(config, rate, jax.tree.unflatten(tree, decays))
-    clip = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
-    made = optax.chain(*clip, made)
+    norm = config.max_grad_norm
+    # With and without, the state has the same form, so that a run may go on with another norm.
+    made = optax.chain(optax.clip_by_global_norm(norm) if norm else optax.identity(), made)
     return OnHost(*made) if config.moments_on_host else made

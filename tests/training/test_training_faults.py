@@ -183,6 +183,28 @@ def test_nan_batch_is_kept_for_inspection(tmp_path):
     ]
 
 
+def test_what_was_due_when_an_error_ended_the_run_is_made_on_resume(tmp_path):
+    """The evaluation of that step."""
+    config = small_config(steps=6)
+    config.training.max_skipped = 2
+    config.evaluation.every = 4
+    trainer = Trainer(config, tmp_path)
+    score = trainer.rl_step.driver._score
+    trainer.rl_step.driver._score = lambda rollouts: (
+        score(rollouts)[0] * (np.nan if trainer.step >= 2 else 1),
+        score(rollouts)[1],
+    )
+    with pytest.raises(NonFiniteError):
+        trainer.run()
+    with pytest.raises(RuntimeError, match="this Trainer has run; make another"):
+        trainer.run()
+    config.training.max_skipped = 9  # groups without rewards wait in the buffer
+    again = Trainer(config, tmp_path)
+    assert again.step == 4
+    points = again.run()["evaluations"]
+    assert [point["step"] for point in points] == [0, 4, 6]
+
+
 def test_a_slow_step_is_reported_with_what_it_did(tmp_path, caplog, monkeypatch):
     trainer = Trainer(small_config(steps=9), tmp_path)
     see = trainer.slow.see

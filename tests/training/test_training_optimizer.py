@@ -203,6 +203,39 @@ def test_optimizers_by_name_decay_the_same_weights():
         assert half == size if name == "adafactor" else half < 0.8 * size, name
 
 
+def test_adafactor_clips_each_layer_and_expert_for_itself():
+    """A spike in one leaves the others as they are, and is clipped itself."""
+    rng = np.random.default_rng(0)
+    shapes = {"w_gate": (3, 16, 24), "experts_up": (2, 3, 16, 24)}
+    layers = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    usual = {"embed": rng.normal(size=(8, 16)).astype(np.float32), "layers": layers}
+    spiked = jax.tree.map(np.copy, usual)
+    spiked["layers"]["w_gate"][1] *= 10
+    spiked["layers"]["experts_up"][1, 2] *= 10
+    off = dict(max_grad_norm=0, weight_decay=0)
+    config = Optimizer(kind="adafactor", learning_rate=1.0, warmup_steps=0, **off)
+    optimizer = make_optimizer(config, usual)
+    state = optimizer.init(usual)
+    _, state = optimizer.update(usual, state, usual)
+    found, expected = (optimizer.update(g, state, usual)[0]["layers"] for g in (spiked, usual))
+    for name, at in (("w_gate", (1,)), ("experts_up", (1, 2))):
+        norms = np.sqrt(np.square(found[name]).mean((-1, -2)))
+        assert norms[at] == pytest.approx(1, abs=1e-3)
+        others = np.ones(norms.shape, bool)
+        others[at] = False
+        np.testing.assert_allclose(
+            np.asarray(found[name])[others], np.asarray(expected[name])[others], rtol=1e-6
+        )
+
+
+def test_a_run_may_go_on_with_or_without_clipping():
+    trees = [
+        jax.tree.structure(make_optimizer(Optimizer(max_grad_norm=norm), params()).init(params()))
+        for norm in (0.0, 1.0)
+    ]
+    assert trees[0] == trees[1]
+
+
 def test_muon_makes_each_layers_matrices_orthogonal():
     found, _ = of_name("muon", steps=1, weight_decay=0.0)
     square = {"wq": (4, 4), "wo": (4, 4)}

@@ -134,6 +134,16 @@ def test_answers_that_the_integer_verifier_cannot_see_are_counted():
     assert saved["counts"]["verifier"]["beyond_window"] == 1
 
 
+def test_verdicts_between_0_and_1_are_not_shaped_by_length():
+    rollouts = said([prompt()], ["4", "5"], [0, 0], [True, True])
+    graded = dataclasses.replace(rollouts, given_rewards=np.array([0.45, np.nan], np.float32))
+    for alpha, given in ((0.0, graded), (0.1, rollouts)):
+        scorer, _ = scorer_of("exact", length_alpha=alpha)
+        scorer(given)
+    with pytest.raises(ValueError, match="length_alpha=0.1 shapes verdicts of 0 and 1.*gave 0.45"):
+        scorer(graded)
+
+
 @pytest.mark.parametrize(
     "verifier,weights,in_prompt,overlong",
     [
