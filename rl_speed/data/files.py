@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 _TEXT = (".jsonl", ".json", ".csv", ".tsv")
 _BINARY = (".parquet", ".arrow")
 _COMPRESSED = (".gz", ".zst", ".bz2")
@@ -215,7 +217,7 @@ def _arrow(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
     try:
         for batch in _parquet_batches(path) if form == "Parquet" else _arrow_batches(path):
             _require_different(batch.schema.names, f"{path}: ")
-            for row in batch.to_pylist():
+            for row in _shortest_floats(batch).to_pylist():
                 line += 1
                 yield line, row
     except (pyarrow.ArrowException, OSError) as error:
@@ -223,6 +225,23 @@ def _arrow(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
             f"{path}: not a whole {form} file (after row {line}: {str(error).splitlines()[0]}); "
             "copy or download it again"
         ) from None
+
+
+def _shortest_floats(batch: Any) -> Any:
+    """Returns a batch whose columns of 16 or 32 bit floats hold the float64 that is written like
+    them: 1234.56 for the float32 1234.56005859375.
+    """
+    import pyarrow
+
+    narrow = {pyarrow.float16(): np.float16, pyarrow.float32(): np.float32}
+    columns = []
+    for field, column in zip(batch.schema, batch.columns):
+        if dtype := narrow.get(field.type):
+            nulls = column.is_null().to_numpy(zero_copy_only=False)
+            values = column.to_numpy(zero_copy_only=False).astype(dtype)  # NaN where null
+            column = pyarrow.array(np.array([float(str(x)) for x in values]), mask=nulls)
+        columns.append(column)
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _parquet_batches(path: pathlib.Path) -> Iterator[Any]:

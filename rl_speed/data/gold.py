@@ -1,5 +1,8 @@
 r"""Converts published gold answers to the text that verifiers compare responses with."""
 
+import ast
+import contextlib
+import json
 import math
 import re
 from decimal import Decimal
@@ -26,13 +29,16 @@ NO_ANSWER = ("proof", "notfound", "not found")
 def answer_text(value: Any, field: str) -> str:
     r"""Returns a row's answer as text, with formatting removed by `plain`.
 
-    ", " joins the parts of a list (OlympiadBench's final_answer); 100,200 would be one number. If
+    ", " joins the parts of a list (OlympiadBench's final_answer), also where a text writes one
+    ('["36"]', a list that went through CSV or verl's ground_truth); 100,200 would be one number. If
     the answer has a box, the box's content is the answer. "$69$,$84$" becomes 69, 84, and AIME's
     "073" becomes 73.
 
     Raises:
       DataError: the value is empty, or is not text, a number, or a list of these.
     """
+    if isinstance(value, str) and value.lstrip()[:2] in ('["', "['"):
+        value = _list_of_texts(value)
     if isinstance(value, (list, tuple)):
         if not value:
             raise DataError(
@@ -61,6 +67,16 @@ def answer_text(value: Any, field: str) -> str:
             f"{field!r} is {value!r:.60}, which is not an answer; leave this row out or name "
             "another answer field"
         )
+    return text
+
+
+def _list_of_texts(text: str) -> Any:
+    """Returns the list that a text such as '["36"]' writes as JSON or Python; else the text."""
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            found = read(text)
+            if isinstance(found, list) and all(isinstance(part, str) for part in found):
+                return found
     return text
 
 

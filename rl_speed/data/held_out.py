@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rl_speed.data.prompts import Prompt
+from rl_speed.data.sources import is_there
 
 # Used in place of a file name: the questions that config.data.hold_out removes from training.
 HELD_OUT_OF_TRAIN = "hold_out"
@@ -58,7 +59,7 @@ def parse_files(text: str, field: str) -> list[NamedFile]:
       ValueError: an entry has another form, or two sets have one name.
     """
     whole = text.strip()
-    entries = [whole] if Path(whole).exists() else [e.strip() for e in whole.split(",")]
+    entries = [whole] if is_there(whole) else [e.strip() for e in whole.split(",")]
     found: dict[str, NamedFile] = {}
     for entry in filter(None, entries):
         one = _parse_file(entry, field)
@@ -75,7 +76,7 @@ def parse_files(text: str, field: str) -> list[NamedFile]:
 
 def _parse_file(entry: str, field: str) -> NamedFile:
     left, equals, file = (part.strip() for part in entry.partition("="))
-    if not equals or "/" in left or Path(entry).exists():
+    if not equals or "/" in left or is_there(entry):
         return NamedFile("", entry)
     name, colon, samples = left.partition(":")
     if not file or not _NAME.fullmatch(name):

@@ -129,6 +129,11 @@ def load_pass_rates(
             f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; set scale "
             f"to {other!r} (0 to 1) or {scale!r}"
         )
+    if given is None and scale == "difficulty" and 0 < numbers.max() <= 10:
+        raise DataError(
+            f"{path}: {field!r} is read as 100 (1 - pass rate), but no value exceeds 10: a grade "
+            "from 1 to 10 is no pass rate. Set field to another, or scale to 'difficulty'"
+        )
     rows = measured + missing
     ids = distinct_ids([name for _, name in rows], [place.name for place, _ in rows])
     return PassRates(
@@ -156,6 +161,15 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
         twice = next(name for name, count in Counter(found.ids).items() if count > 1)
         raise DataError(f"{path}: prompt {twice!r} occurs twice; remove one of its rows")
     return table
+
+
+def load_questions(path: str | Path) -> dict[str, str]:
+    """Returns `prompts.question_digests` of the file's prompts; {} if it does not tell them."""
+    path = Path(path)
+    whole = read_json(path) if path.name.endswith(".json") and path.is_file() else None
+    if not isinstance(whole, dict) or not isinstance(whole.get("questions"), list):
+        return {}
+    return dict(zip(whole.get("ids", []), whole["questions"]))
 
 
 def _known(field: str) -> str | None:

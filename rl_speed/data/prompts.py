@@ -9,12 +9,20 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rl_speed.data.orders import AdaptiveOrder, EpochOrder, shuffled
+
+log = logging.getLogger(__name__)
+
+# An id that only names a row of a file, FILE:LINE.
+_LINE = re.compile(r":\d+$")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,6 +47,36 @@ class Prompt:
     text: str
     visit: int = -1
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def question_digests(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Returns a hash of each prompt's question, 12 hexadecimal digits, by its id."""
+    return {p.id: hashlib.sha256(p.text.encode()).hexdigest()[:12] for p in prompts}
+
+
+def require_same_questions(
+    path: str | os.PathLike, told: Mapping[str, str], wanted: Mapping[str, str]
+) -> None:
+    """Raises ValueError if a file has another question under an id. Ids without a question in the
+    file are taken as they are; ids that only name a line are then logged.
+
+    Args:
+      told: the file's `question_digests`, empty if it has none. wanted: those of the prompts.
+    """
+    other = [name for name, digest in wanted.items() if told.get(name, digest) != digest]
+    if other:
+        raise ValueError(
+            f"{path} was made of other questions: {len(other)} of {len(wanted)} prompts have their "
+            f"ids alone in common, the first is {other[0]!r}. Make it anew from these questions"
+        )
+    line = next((name for name in wanted if name not in told and _LINE.search(name)), "")
+    if line:
+        log.warning(
+            "%s tells no questions, and prompts are named by their lines (%s): they are the same "
+            "only if the file was made of these very rows, in this order",
+            path,
+            line,
+        )
 
 
 def digest(prompts: Sequence[Prompt]) -> str:

@@ -212,9 +212,9 @@ def read_row(
 
 
 def _plain(value: Any) -> Any:
-    """Returns a JSON value; converts others (dates, bytes, decimals) to text."""
+    """Returns a JSON value; converts what is none inside of it (dates, bytes, decimals) to text."""
     try:
-        return json.loads(json.dumps(value))
+        return json.loads(json.dumps(value, default=str))
     except (TypeError, ValueError):
         return str(value)
 
@@ -258,11 +258,14 @@ def _is_valid(item: dict[str, Any]) -> bool:
     return all(_marked(item, name) in ("yes", "true") for name in names if name in item)
 
 
-def _is_choice(item: dict[str, Any]) -> bool:
-    """Returns whether a row is multiple choice: marked so, or answered by a letter from A to E."""
-    return str(item.get("question_type")).lower() in ("mcq", "multiple-choice") or bool(
-        re.fullmatch(r"\(?[A-E]\)?", str(item.get("answer")).strip())
-    )
+def _is_marked_choice(item: dict[str, Any]) -> bool:
+    return _marked(item, "question_type") in ("mcq", "multiple-choice")
+
+
+def _is_letter(answer: str) -> bool:
+    r"""Returns whether a gold answer is an option from A to E: B, (B), \text{(B)}, B) 2."""
+    bare = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\b|[{}$\s~\\]", "", answer)
+    return bool(re.fullmatch(r"\(?[A-E]\)?|\(?[A-E]\).*", bare))
 
 
 # Filters of config.data.keep. Rows that do not pass are left out and counted. KEEP_ITEM tests the
@@ -270,10 +273,13 @@ def _is_choice(item: dict[str, Any]) -> bool:
 KEEP_ITEM: dict[str, Callable[[dict[str, Any]], bool]] = {
     "no_proof": lambda item: not _is_proof(_flat(item)),
     "valid": lambda item: _is_valid(_flat(item)),
-    "no_choice": lambda item: not _is_choice(_flat(item)),
+    "no_choice": lambda item: not _is_marked_choice(_flat(item)),
 }
 KEEP_FIELDS = ("question_type", "problem_is_valid", "solution_is_valid")  # read by KEEP_ITEM
-KEEP_ANSWER: dict[str, Callable[[str], bool]] = {"integer": gold.is_integer}
+KEEP_ANSWER: dict[str, Callable[[str], bool]] = {
+    "integer": gold.is_integer,
+    "no_choice": lambda answer: not _is_letter(answer),
+}
 
 
 def keep_names(keep: str) -> tuple[str, ...]:

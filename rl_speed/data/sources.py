@@ -82,6 +82,14 @@ def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
             yield Place(str(part), name, line), item
 
 
+def is_there(text: str) -> bool:
+    """Returns whether a text is an existing path; a text that is too long for a path is none."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False
+
+
 def resolve(source: str | os.PathLike) -> list[Path | HubName]:
     """Returns the files and data sets that a source names, in reading order.
 
@@ -90,7 +98,7 @@ def resolve(source: str | os.PathLike) -> list[Path | HubName]:
         a file is named twice.
     """
     text = os.fspath(source).strip()
-    several = not Path(text).exists() and "," in text
+    several = "," in text and not is_there(text)
     entries = [entry.strip() for entry in text.split(",")] if several else [text]
     found = [part for entry in entries if entry for part in _resolve(entry)]
     if not found:

@@ -60,12 +60,15 @@ class Reply:
             raise TypeError(f"a reply's text must be a string, got {self.text!r:.60}")
         if self.role not in ("", "user"):
             raise ValueError(f"a reply's role must be '' or 'user', got {self.role!r:.60}")
+        # NumPy's numbers and flags, too, which JSON does not take.
+        object.__setattr__(self, "done", bool(self.done))
         if self.done and self.text:
             raise ValueError("a reply that ends the trajectory has no text")
         if self.reward is not None:
             if not self.done:
                 raise ValueError("a reply with a reward must end the trajectory: done=True")
-            if not abs(float(self.reward)) <= 3.4e38:  # rewards are float32; also catches NaN
+            object.__setattr__(self, "reward", float(self.reward))
+            if not abs(self.reward) <= 3.4e38:  # rewards are float32; also catches NaN
                 raise ValueError(f"a reply's reward must be a finite number, got {self.reward!r}")
 
 

@@ -6,12 +6,13 @@ released code.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rl_speed.data.prompts import require_same_questions
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.responses import (
     CachedResponse,
@@ -195,19 +196,24 @@ class ReplayCache:
         self,
         path: str | Path,
         vocab_size: int | None = None,
-        prompt_ids: Collection[str] | None = None,
+        questions: Mapping[str, str] | None = None,
     ) -> CacheReport:
         """Replaces the contents by the responses of a file, sampled by this policy or another
         (appendix C). Keeps their policy versions.
 
         Args:
-          vocab_size: token ids must be below this. prompt_ids: prompts whose responses are kept;
-            None: all.
+          vocab_size: token ids must be below this. questions: `data.prompts.question_digests` of
+            the prompts whose responses are kept; None: all.
 
-        Raises: the errors of `load_responses`; the cache does not change then.
+        Raises: the errors of `load_responses`; ValueError if the file tells other questions under
+        these ids. The cache does not change then.
         """
         held, about = load_responses(path, vocab_size)
-        ids = held.keys() if prompt_ids is None else set(prompt_ids)
+        if questions is not None:
+            asked = {name: digest for name, digest in questions.items() if name in held}
+            told = about.get("questions")
+            require_same_questions(path, told if isinstance(told, dict) else {}, asked)
+        ids = held.keys() if questions is None else set(questions)
         known = {name: response for name, response in held.items() if name in ids}
         self._replace(known, 0, 0)
         missing = len(ids - self._held.keys())

@@ -226,7 +226,8 @@ def _number(value: Any) -> float | None:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         return None
     try:
-        return float(value)
+        # NumPy 2.4 converts arrays without axes alone.
+        return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # an array with several numbers
         return None
 

@@ -79,6 +79,8 @@ def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -
         return np.clip(scale * wish, n_min, n_max)
 
     totals = np.array([at(scale).sum() for scale in corners])
+    if len(totals) and np.isclose(budget, totals[-1], rtol=1e-9, atol=0):
+        return at(corners[-1])
     above = int(np.searchsorted(totals, budget))
     if above == len(corners):  # only if a wish of 0 keeps a prompt at its minimum
         raise ValueError(

@@ -31,7 +31,7 @@ from rl_speed.data.loaders import (
     rows_to_prompts,
 )
 from rl_speed.data.orders import ForecastOrder
-from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.prompts import Prompt, PromptStream, question_digests
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.data.select import contaminated
 from rl_speed.data.tasks import POLICIES, TASKS
@@ -736,7 +736,7 @@ def build_prefixes(
         None if r.eps < 0 else r.eps, r.only_correct, r.max_tokens or None, config.seed
     )
     if r.cache:
-        found = cache.load(r.cache, policy.model.ids, [p.id for p in prompts])
+        found = cache.load(r.cache, policy.model.ids, question_digests(prompts))
         log.warning(
             "%s: %d responses read; %d responses to unknown questions left out; %d questions have "
             "no response",

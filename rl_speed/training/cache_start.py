@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config
-from rl_speed.data.prompts import Prompt, digest
+from rl_speed.data.prompts import Prompt, digest, question_digests
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.responses import CachedResponse, load_responses
 from rl_speed.rollout.generate import CallStopped, Generator, PendingRollouts, SampleRequest
@@ -221,17 +221,17 @@ def write_cache(
     made_with = _made_with(config, policy, source, prompts)
     cache = ReplayCache(eps=None)
     vocabulary = policy.model.ids
-    ids = {p.id for p in prompts}
+    questions = question_digests(prompts)
     resumed = taken = unknown = 0
     before = StartCost()
     if out.exists():
-        report = cache.load(out, vocabulary, ids)
+        report = cache.load(out, vocabulary, questions)
         _check_same(out, report.about, made_with)
         resumed = report.held
         unknown = report.unknown
         before = StartCost(**report.about["cost"])
     elif source is not None:
-        report = cache.load(source, vocabulary, ids)
+        report = cache.load(source, vocabulary, questions)
         taken = report.held
         unknown = report.unknown
 
@@ -242,7 +242,7 @@ def write_cache(
     )
 
     def write(cost: StartCost) -> None:
-        cache.save(out, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
+        cache.save(out, _about(made_with, before + cost, questions))
 
     write(StartCost())  # fails before sampling if `out` is not writable
     try:
@@ -261,21 +261,21 @@ def write_cache(
             stopped = bool(request)
     finally:
         scorer.close()
-    held = [cache.get(name) for name in ids if name in cache]
+    held = [cache.get(name) for name in questions if name in cache]
 
     def mean(values):
         return float(np.mean(values)) if held else 0.0
 
     return CacheFile(
         path=out,
-        prompts=len(ids),
+        prompts=len(questions),
         held=len(cache),
         resumed=resumed,
         taken=taken,
         unknown=unknown,
         cost=cost,
         whole=before + cost,
-        stopped=stopped and len(cache) < len(ids),
+        stopped=stopped and len(cache) < len(questions),
         correct=mean([r.correct for r in held]),
         truncated=mean([r.truncated for r in held]),
         length=mean([len(r.tokens) for r in held]),
@@ -305,10 +305,11 @@ def start_run(
     begun with other settings.
     """
     path = workdir / START_FILE
+    questions = question_digests(prompts)
     made_with = _made_with(config, policy, config.replay.cache or None, prompts)
     before = StartCost()
     if path.exists():
-        report = cache.load(path, policy.model.ids, {p.id for p in prompts})
+        report = cache.load(path, policy.model.ids, questions)
         _check_same(path, report.about, made_with)
         before = StartCost(**report.about["cost"])
     hosts.meet("the reading of the replay cache")
@@ -317,7 +318,7 @@ def start_run(
         if not hosts.writes:
             return
         try:
-            cache.save(path, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
+            cache.save(path, _about(made_with, before + cost, questions))
         except OSError as error:
             log.error(
                 "cannot write %s (%s); if the start is interrupted, it samples these responses "
@@ -381,6 +382,10 @@ def _fill(
     finally:
         bar.close()
     return cost
+
+
+def _about(made_with: dict[str, Any], cost: StartCost, questions: dict[str, str]) -> dict[str, Any]:
+    return {"made_with": made_with, "cost": dataclasses.asdict(cost), "questions": questions}
 
 
 def _made_with(

@@ -16,8 +16,8 @@ from rl_speed.data.orders import (
     in_file_order,
     shuffled,
 )
-from rl_speed.data.pass_rates import load_pass_rate_table
-from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.pass_rates import load_pass_rate_table, load_questions
+from rl_speed.data.prompts import Prompt, PromptStream, question_digests, require_same_questions
 from rl_speed.estimates.forecast import Forecast
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def curate(
     Prompts with a null rate were not measured; they are dropped, and counted in a log line.
     Source: offline curation of Bae et al. (arXiv 2504.03380).
 
-    Raises ValueError: a prompt is not in the file, or none is kept.
+    Raises ValueError: a prompt is not in the file or has another question there, or none is kept.
     """
     table = load_pass_rate_table(path)
     absent = [p.id for p in prompts if p.id not in table]
@@ -106,6 +106,7 @@ def curate(
             f"{len(absent)} of {len(prompts)} prompts have none. Measure them "
             "(experiments/pass_rates.py --split=train), or set them to null to drop them"
         )
+    require_same_questions(path, load_questions(path), question_digests(prompts))
     measured = [p for p in prompts if table[p.id] is not None]
     kept = [p for p in measured if low <= table[p.id] <= high]
     if not kept:

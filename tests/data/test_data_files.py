@@ -7,11 +7,12 @@ import json
 import sys
 import types
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rl_speed.data.files import DataError
+from rl_speed.data.files import DataError, read_file
 from rl_speed.data.loaders import load_rows
 from rl_speed.data.sources import read_items
 
@@ -215,3 +216,16 @@ def test_the_hub_out_of_reach_is_said_in_one_line(hub, monkeypatch):
         ),
     ):
         load_rows("owner/name")
+
+
+def test_narrow_floats_are_what_is_written(tmp_path):
+    """Not the float64 nearest to them, 1234.56005859375."""
+    narrow = {
+        "answer": pyarrow.array([1234.56, None, 0.1], pyarrow.float32()),
+        "half": pyarrow.array(np.array([12.3, 1.0, 2.5], np.float16)),
+    }
+    table = pyarrow.table({"question": ["a", "b", "c"], **narrow})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    rows = [row for _, row in read_file(tmp_path / "a.parquet")]
+    assert [row["answer"] for row in rows] == [1234.56, None, 0.1]
+    assert [row["half"] for row in rows] == [12.3, 1.0, 2.5]

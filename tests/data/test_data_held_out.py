@@ -108,3 +108,9 @@ def test_a_questions_visit_depends_on_its_set_alone():
     assert visits("") == [0, 1, 2] and visits("", 2) == [0, 1]
     assert visits("math500") == [visits("math500", 1)[0] + i for i in range(3)]
     assert not set(visits("math500")) & set(visits("aime24"))
+
+
+def test_a_list_that_is_longer_than_a_path_may_be():
+    text = ",".join(f"benchmark_number_{i}:4=a_long_name_of_a_file_{i}.jsonl" for i in range(20))
+    found = parse(text)
+    assert len(found) == 20 and found[19].file == "a_long_name_of_a_file_19.jsonl"

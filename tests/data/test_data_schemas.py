@@ -509,6 +509,37 @@ def test_turns_from_parquet(tmp_path):
     assert [row.question for row in load_rows(tmp_path / "d.parquet")[0]] == ["2+2?"] * 2
 
 
+@pytest.mark.parametrize("letter", ["B", "(B)", "$B$", r"\text{(B)}", r"$\textbf{(B)}$", "B) 2"])
+@pytest.mark.parametrize("field", ["answer", "final_answer", "reward_model", "solution"])
+def test_a_choice_is_one_wherever_its_answer_stands(tmp_path, letter, field):
+    values = {"reward_model": {"ground_truth": letter}, "solution": f"So \\boxed{{{letter}}}."}
+    rows = [
+        {"question": "2+2?", field: values.get(field, letter)},
+        {"question": "a?", "answer": "BC"},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept, report = load_rows(tmp_path / "a.jsonl", keep="no_choice")
+    assert [row.answer for row in kept] == ["BC"] and report.filtered == {"no_choice": 1}
+
+
+def test_a_text_that_writes_a_list_is_read_as_one():
+    for text in ('["36"]', "['36']", ' ["\\\\frac{1}{2}", "3"]'):
+        assert answer_text(text, "answer") in ("36", r"\frac{1}{2}, 3")
+    for text in ("[3]", "[1, 2]", '["36"', "[a, b]"):
+        assert answer_text(text, "answer") == text
+
+
+def test_what_is_no_json_leaves_its_neighbours_as_they_are(tmp_path):
+    row = {
+        "question": "2+2?",
+        "answer": "4",
+        "extra_info": {"index": 1, "when": datetime.date(2026, 1, 2)},
+    }
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    (found,), _ = load_rows(tmp_path / "a.parquet", fields=Fields(columns=("extra_info",)))
+    assert found.meta["row"]["extra_info"] == {"index": 1, "when": "2026-01-02"}
+
+
 def test_filters_are_counted_and_are_not_bad_rows(tmp_path):
     rows = [
         NUMINA,

@@ -1,6 +1,7 @@
 """Environments: their functions, the replies in responses, and runs with them."""
 
 import dataclasses
+import json
 import re
 import shlex
 from collections import Counter
@@ -78,6 +79,9 @@ def test_replies_are_checked(arguments):
         Reply(**arguments)
     with pytest.raises(ValueError, match="finite"):
         Reply(done=True, reward=float("nan"))
+    # NumPy's are taken, and can be written as JSON for the worker's answer.
+    reply = Reply(done=np.bool_(True), reward=np.float32(0.5))
+    assert json.loads(json.dumps(dataclasses.asdict(reply)))["reward"] == 0.5
 
 
 OWN = """

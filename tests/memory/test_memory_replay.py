@@ -310,12 +310,12 @@ def test_a_file_starts_another_run(tmp_path):
     )
     assert [p.name for p in tmp_path.iterdir()] == ["cache.npz"]  # nothing half-written beside it
     ids = list(cache._held)[2:] + ["new", "newer", "newest"]
-    report = other.load(path, 2**31, ids)
+    report = other.load(path, 2**31, dict.fromkeys(ids, ""))
     assert (report.held, report.unknown, report.missing) == (len(cache) - 2, 2, 3) and set(
         other._held
     ) < set(ids)
     ReplayCache().save(path)
-    assert other.load(path, 5, ["a"]).missing == 1 and len(other) == 0
+    assert other.load(path, 5, {"a": ""}).missing == 1 and len(other) == 0
 
 
 def test_a_failed_write_leaves_the_file_that_was_there(tmp_path):

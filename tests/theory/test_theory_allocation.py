@@ -91,3 +91,9 @@ def test_no_other_allocation_has_less_variance():
 def test_what_cannot_be_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         allocate(**{**dict(p_hat=[0.2, 0.5], budget=8), **change})
+
+
+def test_the_whole_of_what_prompts_may_have_can_be_spent():
+    for seed in range(300):
+        rates = np.random.default_rng(seed).random(1 + seed % 2)
+        assert allocate(rates, 4 * len(rates), 0.5, 1, 4).tolist() == [4] * len(rates)

@@ -10,7 +10,7 @@ import pytest
 from fake_generation import answer, finished
 
 from rl_speed.config.presets import embedded, tiny
-from rl_speed.data.prompts import Prompt
+from rl_speed.data.prompts import Prompt, question_digests
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.rollout.generate import GenerationStats, SampleRequest
@@ -162,7 +162,7 @@ def test_the_embedded_policy_starts_a_file(made):
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     data = build.build_data(config, policy.tokenizer)[0].prompts
-    report = cache.load(path, policy.model.vocab_size, [p.id for p in data])
+    report = cache.load(path, policy.model.vocab_size, question_digests(data))
     assert (report.held, report.unknown, report.missing) == (N, 0, 0) and 0 < result.correct < 1
     assert (
         report.about["cost"]["tokens"]
@@ -170,6 +170,10 @@ def test_the_embedded_policy_starts_a_file(made):
         == cache.tokens
         == pytest.approx(result.length * N)
     )
+    # The same ids of other questions, as when another file has as many lines.
+    other = [dataclasses.replace(p, text=f"{p.text} Why?") for p in data]
+    with pytest.raises(ValueError, match=f"was made of other questions: {N} of {N} prompts have"):
+        ReplayCache().load(path, policy.model.vocab_size, question_digests(other))
     for prompt in data:
         held = cache.get(prompt.id)
         text = policy.tokenizer.decode(
@@ -220,7 +224,7 @@ def test_a_file_is_gone_on_with_and_ends_the_same(made, tmp_path):
         write_cache(config, out)
     config = small()
     config.data.train_prompts = N - 1
-    with pytest.raises(ValueError, match=r"part.npz was begun with prompts \(a digest\) '"):
+    with pytest.raises(ValueError, match="part.npz was made of other questions"):
         write_cache(config, out)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from rl_speed.config import Config
 from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.pass_rates import PassRates
+from rl_speed.data.prompts import question_digests
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import Evaluation, evaluate
 from rl_speed.runtime.metrics import read_object
@@ -27,13 +28,19 @@ class Measured(NamedTuple):
     """What `measure` gives.
 
     Attributes:
-      evaluation: of every prompt. ids: the prompts'. length_spread: standard deviation of the
+      evaluation: of every prompt. questions: hashes of the prompts' questions by their ids, as
+        `data.prompts.question_digests` makes them. length_spread: standard deviation of the
         lengths of the responses to one prompt (root mean square over prompts) by the mean length.
     """
 
     evaluation: Evaluation
-    ids: list[str]
+    questions: dict[str, str]
     length_spread: float
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the prompts."""
+        return list(self.questions)
 
 
 def measure(config: Config, samples: int, split: str = "eval") -> Measured:
@@ -83,7 +90,7 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
         result = evaluate(generator, policy.params, asked, judge, room, bar.update).sets[""]
         drawn = np.concatenate(lengths).reshape(-1, samples)
         spread = float(np.sqrt(drawn.var(axis=1).mean()) / drawn.mean())
-        return Measured(result, [p.id for p in prompts], spread)
+        return Measured(result, question_digests(prompts), spread)
     finally:
         bar.close()
         scorer.close()
@@ -132,6 +139,7 @@ def save(
     result = measured.evaluation
     numbers = describe(measured.evaluation)
     numbers |= {"length_spread": round(measured.length_spread, 4), "ids": measured.ids}
+    numbers["questions"] = list(measured.questions.values())
     if reference is not None:
         distance = total_variation(np.array(numbers["rates"]), reference.rates)
         numbers |= {"reference": reference.source, "total_variation": round(distance, 4)}

@@ -27,7 +27,8 @@ def test_the_table_of_training_prompts(tmp_path):
     config.data.pass_rates = str(tmp_path / "pass_rates.json")
     config.data.keep_low = 0.1
     measured = pass_rates.measure(config, 8, "train")
-    result, ids, _ = measured
+    result = measured.evaluation
+    ids = measured.ids
     stream, _ = build.build_data(small(), load_tokenizer(build.policy_directory(config)))
     assert ids == [p.id for p in stream.prompts]
     reference = PassRates(np.array([0.0, 1.0]), "coins")
@@ -37,6 +38,9 @@ def test_the_table_of_training_prompts(tmp_path):
     assert [p.id for p in kept] == [i for i, k in zip(ids, result.correct) if k >= 1] and 0 < len(
         kept
     ) < 20
+    others = [dataclasses.replace(p, text=f"{p.text} Why?") for p in stream.prompts]
+    with pytest.raises(ValueError, match="was made of other questions: 20 of 20 prompts have"):
+        curate(others, str(tmp_path / "pass_rates.json"), 0.1, 1.0)
     saved = json.loads((tmp_path / "pass_rates.json").read_text())
     assert (
         saved["ids"] == ids
@@ -60,7 +64,7 @@ def test_what_came_into_reach(tmp_path):
     assert plot.stat().st_size > 10_000 and saved["ids"] == start.ids
     assert set(saved["rates"]["trained"]) == {1.0} != set(saved["rates"]["start"])
     with pytest.raises(ValueError, match="other was not measured on the prompts of the start"):
-        other = start._replace(ids=start.ids[::-1])
+        other = start._replace(questions=dict(reversed(start.questions.items())))
         pass_rates.save_frontier(start, {"other": other}, tmp_path)
 
 

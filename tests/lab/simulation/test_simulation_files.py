@@ -89,6 +89,7 @@ def test_json_arrays_and_what_pass_rates_py_writes(tmp_path):
             {},
             r"rows.jsonl:1: pass_rate must lie in \[0, 1\] .*got nan",
         ),
+        ([{"difficulty": 9.5}, {"difficulty": 3}], {}, "a grade from 1 to 10 is no pass rate"),
         ([{"difficulty": 0.5}], {}, r"read as 'difficulty', 0 to 100, but no value exceeds 1"),
         (
             [{"score": 0.5}],
