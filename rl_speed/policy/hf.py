@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 
 from rl_speed.mesh import TRAIN_RULES, gathered, platform_of
 from rl_speed.policy.config import Lora, ModelConfig
+from rl_speed.policy.hub import split_revision
 from rl_speed.policy.transformer import (
     Weight,
     merge_adapters,
@@ -511,7 +512,7 @@ def save_adapters(
     """Writes the adapters of `config.lora` as a PEFT directory, float32.
 
     Args:
-      base: the model that they belong to, `base_model_name_or_path`.
+      base: the model that they belong to, a directory or OWNER/NAME[@REVISION] on the hub.
       write: as for `save_hf`.
     """
     lora = config.lora
@@ -527,10 +528,12 @@ def save_adapters(
                 tensors[f"base_model.model.{module}.{theirs}.weight"] = matrix.T.copy()
     if not write:
         return
+    name, revision = split_revision(base)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base or None,
+        "base_model_name_or_path": name or None,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,

@@ -23,6 +23,12 @@ def is_hub_name(name: str) -> bool:
     )
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Returns (OWNER/NAME, its revision or None) of a hub name; (name, None) of a path."""
+    found = _NAME.fullmatch(name) if is_hub_name(name) else None
+    return (found["repo"], found["revision"]) if found else (name, None)
+
+
 def model_directory(name: str, weights: bool = True, field: str = "config.model.path") -> str:
     """Returns a model's local directory: `name` itself, or its snapshot, downloaded from the hub.
 

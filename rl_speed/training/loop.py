@@ -21,6 +21,7 @@ from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.mesh import platform_of
 from rl_speed.policy import save_adapters, save_hf
+from rl_speed.policy.hub import is_hub_name
 from rl_speed.policy.transfer import Transfer
 from rl_speed.policy.transformer import merge_trained, trainable
 from rl_speed.rollout.generate import GenerationStats
@@ -745,11 +746,13 @@ class Trainer:
                 end_tokens=self.policy.end_tokens,
             )
             if self.policy.model.lora is not None:
+                directory = self.policy.directory
                 save_adapters(
                     self.workdir / "adapters",
                     self.state.params,
                     self.policy.model,
-                    base=self.policy.directory,
+                    # A snapshot of the hub is of this machine alone.
+                    base=path if is_hub_name(path := self.config.model.path) else directory,
                     write=self.hosts.writes,
                 )
 

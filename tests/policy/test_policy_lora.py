@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,18 @@ def base(request, tmp_path_factory):
 
 def loss(params, tokens, config):
     return -jnp.mean(sequence_logprobs(params, tokens, config)[0])
+
+
+def test_adapters_name_their_base_and_its_revision(base, tmp_path):
+    params, config = load_hf(base, lora=FEW)
+    for name, expected in (
+        (str(base), (str(base), None)),
+        ("Qwen/Qwen2.5-0.5B", ("Qwen/Qwen2.5-0.5B", None)),
+        ("Qwen/Qwen2.5-0.5B@main", ("Qwen/Qwen2.5-0.5B", "main")),
+    ):
+        save_adapters(tmp_path, params, config, base=name)
+        told = json.loads((tmp_path / "adapter_config.json").read_text())
+        assert (told["base_model_name_or_path"], told["revision"]) == expected
 
 
 @pytest.mark.parametrize("lora", [EVERY, FEW], ids=["every matrix", "queries and values"])
