@@ -5,6 +5,7 @@ These differ in how they store a layer's matrices (`Multiply`) and in what a tok
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -154,11 +155,10 @@ def experts(layer: Params, x: Array, spec: LayerSpec, config: ModelConfig) -> Ar
     """Computes a layer's experts, [..., D]: for each token the sum of the MLPs of its `active` most
     probable experts, each times the expert's probability in a softmax over all experts, float32.
 
-    No token is dropped: tokens are sorted by expert for `jax.lax.ragged_dot`, which on CPUs
-    multiplies each token with all experts. Mesh axis `tensor` splits the width of each expert, as
-    that of a dense MLP; all experts of a layer are gathered over `fsdp` for use.
-    Gradients of their weights are summed over blocks of GRADIENT_ROWS tokens of an expert. There is
-    no load-balancing loss; transformers adds one only with `output_router_logits`.
+    No token is dropped: tokens are sorted by expert for `_expert_product`. Mesh axis `tensor`
+    splits the width of each expert, as that of a dense MLP; all experts of a layer are gathered over
+    `fsdp` for use. There is no load-balancing loss; transformers adds one only with
+    `output_router_logits`.
 
     Source: Qwen3MoeSparseMoeBlock in transformers.
 
@@ -210,15 +210,82 @@ _permute.defvjp(
 
 @jax.custom_vjp
 def _expert_product(x_MxI: Array, weight_ExIxO: Array, sizes_E: Array) -> Array:
-    """Multiplies rows, sorted by expert, with their experts' matrices: [M, O]."""
-    return jax.lax.ragged_dot(x_MxI, weight_ExIxO, sizes_E)
+    """Multiplies rows, sorted by expert, with their experts' matrices: [M, O].
+
+    On TPUs `jax.lax.ragged_dot` is a kernel. Elsewhere XLA makes it a product of each row with all
+    experts: E times the work and, on GPUs, the memory. So many rows are multiplied in rounds.
+    """
+    return _grouped(x_MxI, weight_ExIxO, sizes_E, None)
 
 
-def _expert_gradients(saved, g_MxO):
-    # XLA computes the weights' gradient of ragged_dot as a product of all rows for each expert.
-    # Here each block of rows is multiplied once for each expert that has rows in it.
-    x_MxI, weight_ExIxO, sizes_E = saved
-    precision = "highest" if x_MxI.dtype == jnp.float32 else None  # as of `full_precision`
+def _grouped(x_MxI: Array, weight_ExIxO: Array, sizes_E: Array, precision: str | None) -> Array:
+    def ragged(x, weight, sizes):
+        return jax.lax.ragged_dot(x, weight, sizes, precision=precision)
+
+    if len(x_MxI) <= 2 * len(sizes_E):  # the weights, read once, take longer than all products
+        return ragged(x_MxI, weight_ExIxO, sizes_E)
+    rounds = functools.partial(_product_in_rounds, precision=precision)
+    return jax.lax.platform_dependent(x_MxI, weight_ExIxO, sizes_E, tpu=ragged, default=rounds)
+
+
+def _rounds(sizes_E: Array, rows: int) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
+    """Returns (number of rounds, a function from a round to the rows that the experts multiply in
+    it and whether these exist, [E, C] each). A round has C rows of each expert, twice the mean.
+    """
+    capacity = -(-2 * rows // len(sizes_E))
+    start_E = jnp.cumsum(sizes_E) - sizes_E
+
+    def of_round(number):
+        place_C = number * capacity + jnp.arange(capacity)
+        there_ExC = place_C < sizes_E[:, None]
+        return jnp.minimum(start_E[:, None] + place_C, rows - 1), there_ExC
+
+    return -(-jnp.max(sizes_E) // capacity), of_round
+
+
+def _product_in_rounds(
+    x_MxI: Array, weight_ExIxO: Array, sizes_E: Array, precision: str | None
+) -> Array:
+    rows = len(x_MxI)
+    count, of_round = _rounds(sizes_E, rows)
+
+    def add(number, out_MxO):
+        at_ExC, there_ExC = of_round(number)
+        product_ExCxO = jnp.einsum(
+            "eci,eio->eco",
+            jnp.take(x_MxI, at_ExC, axis=0),
+            weight_ExIxO,
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+        at_ExC = jnp.where(there_ExC, at_ExC, rows)
+        return out_MxO.at[at_ExC].set(product_ExCxO.astype(out_MxO.dtype), mode="drop")
+
+    shape = (rows, weight_ExIxO.shape[-1])
+    return jax.lax.fori_loop(0, count, add, jnp.zeros(shape, x_MxI.dtype))
+
+
+def _gradient_in_rounds(x_MxI: Array, g_MxO: Array, sizes_E: Array, precision: str | None) -> Array:
+    count, of_round = _rounds(sizes_E, len(x_MxI))
+
+    def add(number, total_ExIxO):
+        at_ExC, there_ExC = of_round(number)
+        return total_ExIxO + jnp.einsum(
+            "eci,eco->eio",
+            jnp.where(there_ExC[..., None], jnp.take(x_MxI, at_ExC, axis=0), 0),
+            jnp.take(g_MxO, at_ExC, axis=0),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+
+    shape = (len(sizes_E), x_MxI.shape[-1], g_MxO.shape[-1])
+    return jax.lax.fori_loop(0, count, add, jnp.zeros(shape, jnp.float32))
+
+
+def _gradient_in_blocks(x_MxI: Array, g_MxO: Array, sizes_E: Array, precision: str | None) -> Array:
+    """XLA computes the weights' gradient of ragged_dot as a product of all rows for each expert.
+    Here each block of GRADIENT_ROWS rows is multiplied once for each expert that has rows in it.
+    """
     size = min(GRADIENT_ROWS, len(x_MxI))
     end_E = jnp.cumsum(sizes_E)
     start_E = end_E - sizes_E
@@ -243,9 +310,22 @@ def _expert_gradients(saved, g_MxO):
         return total_ExIxO.at[expert].add(product)
 
     most = -(-len(x_MxI) // size) + len(sizes_E)
-    total = jax.lax.fori_loop(0, most, add, jnp.zeros(weight_ExIxO.shape, jnp.float32))
-    of_x = jax.lax.ragged_dot(g_MxO, weight_ExIxO.swapaxes(1, 2), sizes_E, precision=precision)
-    return of_x, total.astype(weight_ExIxO.dtype), None
+    shape = (len(sizes_E), x_MxI.shape[-1], g_MxO.shape[-1])
+    return jax.lax.fori_loop(0, most, add, jnp.zeros(shape, jnp.float32))
+
+
+def _expert_gradients(saved, g_MxO):
+    x_MxI, weight_ExIxO, sizes_E = saved
+    precision = "highest" if x_MxI.dtype == jnp.float32 else None  # as of `full_precision`
+    of_weight = jax.lax.platform_dependent(
+        x_MxI,
+        g_MxO,
+        sizes_E,
+        tpu=functools.partial(_gradient_in_blocks, precision=precision),
+        default=functools.partial(_gradient_in_rounds, precision=precision),
+    )
+    of_x = _grouped(g_MxO, weight_ExIxO.swapaxes(1, 2), sizes_E, precision)
+    return of_x, of_weight.astype(weight_ExIxO.dtype), None
 
 
 _expert_product.defvjp(
