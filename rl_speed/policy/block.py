@@ -156,8 +156,8 @@ def experts(layer: Params, x: Array, spec: LayerSpec, config: ModelConfig) -> Ar
     probable experts, each times the expert's probability in a softmax over all experts, float32.
 
     No token is dropped: tokens are sorted by expert for `_expert_product`. Mesh axis `tensor`
-    splits the width of each expert, as that of a dense MLP; all experts of a layer are gathered over
-    `fsdp` for use. There is no load-balancing loss; transformers adds one only with
+    splits the width of each expert, as that of a dense MLP. All experts of a layer are gathered
+    over `fsdp` for use. There is no load-balancing loss; transformers adds one only with
     `output_router_logits`.
 
     Source: Qwen3MoeSparseMoeBlock in transformers.

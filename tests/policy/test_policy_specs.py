@@ -244,8 +244,10 @@ def test_training_by_pieces(name, window, axes):
 
 
 @pytest.mark.parametrize("rows, experts", [(100, 6), (7, 5), (64, 9), (65, 1)])
-def test_gradients_of_experts_are_those_of_ragged_dot(monkeypatch, rows, experts):
-    """Blocks of 16 rows that several experts share, experts without rows, a last block of few."""
+def test_products_of_experts_are_those_of_ragged_dot(monkeypatch, rows, experts):
+    """In rounds, as here, and gradients in blocks, as on TPUs: blocks of 16 rows that several
+    experts share, experts with no rows and with all, a last block of few.
+    """
     monkeypatch.setattr(block, "GRADIENT_ROWS", 16)
     rng = np.random.default_rng(0)
     x, weight, g = (
@@ -254,11 +256,14 @@ def test_gradients_of_experts_are_those_of_ragged_dot(monkeypatch, rows, experts
     )
     for chances in rng.dirichlet(np.full(experts, 0.3), 5):
         sizes = jnp.asarray(rng.multinomial(rows, chances), jnp.int32)
-        got, want = (
-            jax.vjp(lambda x, w: product(x, w, sizes), x, weight)[1](g)
+        (y, got), (expected, want) = (
+            (value, gradient(g))
             for product in (block._expert_product, jax.lax.ragged_dot)
+            for value, gradient in [jax.vjp(lambda x, w: product(x, w, sizes), x, weight)]
         )
-        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), got, want)
+        close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+        jax.tree.map(close, (y, got), (expected, want))
+        close(block._gradient_in_blocks(jnp.asarray(x), jnp.asarray(g), sizes, None), want[1])
 
 
 ATTENTION = {
