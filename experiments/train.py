@@ -56,6 +56,10 @@ def main(_):
         config.checkpoints.resume = _RESUME.value
     if _TARGET.value and not _DRY_RUN.value:
         command.fail("--target goes with --dry_run: for what is not here one can plan, not train")
+    if _JSON.value and not _DRY_RUN.value:
+        command.fail("--json goes with --dry_run, whose result it is")
+    if _JSON.value:
+        Path(_JSON.value).parent.mkdir(parents=True, exist_ok=True)
     target = Target.parse(_TARGET.value) if _TARGET.value else None
     if target:
         target.prepare()
@@ -79,11 +83,11 @@ def main(_):
     if _DRY_RUN.value:
         found = dry_run(config, target, lambda text: print(text, file=sys.stderr))
         times = {} if target is None else estimates.of_plan(config, found, target.chip)
+        print("\n".join([found.text(), *(f"{name:<21} {x.text()}" for name, x in times.items())]))
         if _JSON.value:
             record = {**dataclasses.asdict(found), "fits": found.fits}
             record["estimates"] = {name: dataclasses.asdict(x) for name, x in times.items()}
             write_atomically(Path(_JSON.value), json.dumps(record, indent=1) + "\n")
-        print("\n".join([found.text(), *(f"{name:<21} {x.text()}" for name, x in times.items())]))
         return
     if not _WORKDIR.value:
         command.fail("--workdir is missing: where should the run be written?")

@@ -5,6 +5,7 @@ are gathered for use; `tensor` splits weights inside a layer.
 """
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,22 @@ TRAIN_RULES: Mapping[str, str | None] = {
 GENERATE_RULES: Mapping[str, str | None] = {**TRAIN_RULES, "embed": None}
 
 
+def available_devices() -> Sequence[jax.Device]:
+    """Returns `jax.devices()`. Raises ValueError if JAX cannot use the platform it is told to."""
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        if not asked or "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        first = (str(error).strip() or "it names no reason").splitlines()[0]
+        raise ValueError(
+            f"JAX cannot use a device of JAX_PLATFORMS={asked!r} ({first}). Install "
+            "rl_speed[cuda13] or rl_speed[cuda12] on a machine with a GPU, rl_speed[tpu] on one "
+            "with TPUs, or unset JAX_PLATFORMS"
+        ) from None
+
+
 def make_mesh(
     data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
@@ -41,7 +58,7 @@ def make_mesh(
     Raises ValueError if the mesh needs more devices than there are, or if it would take different
     numbers of devices from the processes.
     """
-    devices = jax.devices() if devices is None else list(devices)
+    devices = available_devices() if devices is None else list(devices)
     shape = (data, fsdp, tensor)
     if min(shape) < 1:
         raise ValueError(
@@ -79,7 +96,7 @@ def disjoint(
     Raises ValueError if there are too few devices, or the number of processes does not divide a
     size.
     """
-    devices = jax.devices() if devices is None else list(devices)
+    devices = available_devices() if devices is None else list(devices)
     hosts: dict[int, list[jax.Device]] = {}
     for device in devices:
         hosts.setdefault(device.process_index, []).append(device)

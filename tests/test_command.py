@@ -311,3 +311,22 @@ def test_results_go_to_runs_by_default(repo, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "simulate" / "table.json").is_file()
+
+
+def test_a_configuration_file_is_loaded_as_a_module(tmp_path, monkeypatch):
+    """It may import its neighbours, and declare dataclasses."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "neighbour_of_mine.py").write_text("RATE = 3e-4\n")
+    (tmp_path / "own_settings.py").write_text(
+        "from __future__ import annotations\nimport dataclasses\n"
+        "from neighbour_of_mine import RATE\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Own:\n    rate: float = RATE\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_config_file("own_settings.py").Own().rate == 3e-4
+    assert load_config_file(tmp_path / "own_settings.py").Own().rate == 3e-4
+
+
+def test_a_negated_switch_takes_no_value():
+    with pytest.raises(ValueError, match="--noconfig.model.remat=true: write --config.model.remat"):
+        split_overrides(["--noconfig.model.remat=true"])

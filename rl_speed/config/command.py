@@ -245,6 +245,8 @@ def split_overrides(
             raise ValueError(
                 f"{argument}: {flag}.{path} is not true or false; write --{flag}.{path}=VALUE"
             )
+        if negated and equals:
+            raise ValueError(f"{argument}: write --{flag}.{path}=VALUE or --no{flag}.{path}")
         if not equals:
             switch = path in switches
             value = ("false" if negated else "true") if switch else left.pop(0) if left else ""
@@ -293,10 +295,19 @@ def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> m
 
 
 def load_config_file(path: str | Path) -> Any:
-    """Loads a configuration file as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """Loads a configuration file as a module, which may import its neighbours."""
+    path = Path(path).resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    # Dataclasses look their module up.
+    name = path.stem if path.stem not in sys.modules else f"_config_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

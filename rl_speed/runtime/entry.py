@@ -50,7 +50,7 @@ def run(
     """
 
     def guarded(argv: Sequence[str]) -> None:
-        if bool(argv[1:]) != bool(takes):
+        if bool(argv[1:]) != bool(takes) or (len(argv) > 2 and not takes.endswith("...")):
             command.fail(
                 f"usage: {command.program()} {takes} [--flag=value ...]"
                 if takes
@@ -68,7 +68,7 @@ def run(
             main(list(argv[1:]))
         except Stopped as stopped:
             if processes.here().writes:
-                print(stopped)
+                say_last(str(stopped))
             processes.here().close()
             sys.exit(stopped.exit_status)
         except KeyboardInterrupt:
@@ -101,6 +101,15 @@ def run(
         return command.parse_flags(argv, config or command.Config, fields, default)
 
     app.run(guarded, flags_parser=parse)
+
+
+def say_last(text: str) -> None:
+    """Print a last line. If nobody reads the output any more, the exit status still counts."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        # Python flushes at exit, and would end with a status of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def print_config(resolved: Callable[[], Any] | None, fields: Collection[str]) -> None:

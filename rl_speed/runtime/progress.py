@@ -19,10 +19,29 @@ _LOOK_S = 1.0
 _LONG_S = 10.0
 
 
+class _Unbreakable:
+    """A stream whose loss ends nothing: the reader of a pipe may end first."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True) -> Any:
     """Returns a tqdm bar. If standard error is no terminal, it prints at most every 20 seconds."""
     terminal = sys.stderr.isatty()
     return tqdm(
+        file=_Unbreakable(sys.stderr),
         total=total,
         initial=initial,
         desc=label,

@@ -129,7 +129,9 @@ def stop_on_signals(
             f"\n{signal.Signals(number).name}: saves and stops after the current call or update; "
             "send it again to stop at once\n"
         )
-        os.write(sys.__stderr__.fileno(), note.encode())
+        # A pipe's reader may have ended by the same signal.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.write(sys.__stderr__.fileno(), note.encode())
 
     for which in SIGNALS:
         signal.signal(which, handle)

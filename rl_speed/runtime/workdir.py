@@ -139,6 +139,10 @@ def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
     Args:
       before: old settings; empty: unknown, so nothing is logged. now: new settings.
     """
+    # Several starts at one step: the first one replaced the settings that the run had until then.
+    kept = path.with_name(f"config_before_step_{step}.json")
+    if before and kept.exists():
+        before = read_settings(kept, "remove it")
     old = flatten(before)
     changed = [
         f"config.{name}: {old.get(name)!r} -> {value!r}"
@@ -146,7 +150,8 @@ def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
         if old.get(name) != value
     ]
     if before and changed:
-        write_atomically(path.with_name(f"config_before_step_{step}.json"), path.read_bytes())
+        if not kept.exists():
+            write_atomically(kept, path.read_bytes())
         log.warning("settings changed at step %d: %s", step, "; ".join(changed))
 
 

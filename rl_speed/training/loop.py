@@ -242,6 +242,11 @@ class Trainer:
                 f"{self._folder} already holds a run (step {steps[-1]}); choose another --workdir "
                 "(or config.checkpoints.dir), or set config.checkpoints.resume=auto to continue it"
             )
+        if not steps and (self.workdir / "summary.json").exists():
+            raise FileExistsError(
+                f"{self.workdir} holds a run that ended, and its checkpoints are gone: beginning "
+                "anew would empty its metrics. Choose another --workdir, or move its files away"
+            )
         return earlier if steps else {}
 
     def _open(self) -> None:

@@ -4,6 +4,7 @@ refused before anything is.
 
 import contextlib
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -217,3 +218,12 @@ def test_the_command_makes_no_folder_of_a_url(tmp_path, launch, monkeypatch):
     assert done.returncode == 2 and "--workdir='gs://bucket/run'" in done.stderr
     with pytest.raises(ValueError, match="--workdir"):
         Trainer(small("host"), "gs://bucket/run")
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path):
+    Trainer(small("host", steps=2), tmp_path).run()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(FileExistsError, match="holds a run that ended, and its checkpoints are go"):
+        Trainer(small("host", steps=3), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -540,3 +542,23 @@ def test_the_next_call_is_sent_while_the_update_runs(tmp_path, monkeypatch):
     theirs = everything(tmp_path / "plain")
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_signal_is_recorded_though_nobody_reads_standard_error(tmp_path):
+    """As Ctrl-C behind `2>&1 | tee log`, which ends tee first. Bars and last words do not fail."""
+    code = (
+        "import os, signal, sys\n"
+        "read, write = os.pipe(); os.dup2(write, 2); os.dup2(write, 1); os.close(read)\n"
+        "os.close(write)\n"
+        "from rl_speed.runtime.entry import say_last\n"
+        "from rl_speed.runtime.progress import progress_bar\n"
+        "from rl_speed.runtime.signals import stop_on_signals\n"
+        "with stop_on_signals() as stop, progress_bar(3, 'x') as bar:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    bar.update(); bar.refresh()\n"
+        "    assert stop.ask()\n"
+        "say_last('saved')\n"
+        "sys.exit(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=120)
+    assert done.returncode == 130

@@ -90,7 +90,12 @@ def test_changes_are_told_and_kept_as_the_file_was(tmp_path, caplog):
     before = read_settings(path, "")
     note_changes(path, before, {"seed": now["seed"], "rule": {"n": 16}}, 4)
     assert "settings changed at step 4: config.seed: 3 -> 0; config.rule.n: 8 -> 16" in caplog.text
-    assert (tmp_path / "config_before_step_4.json").read_bytes() == path.read_bytes()
+    first = path.read_bytes()
+    assert (tmp_path / "config_before_step_4.json").read_bytes() == first
+    # A second start at that step: the first made none, and replaced config.json.
+    path.write_text(json.dumps({"seed": now["seed"], "rule": {"n": 16}}))
+    note_changes(path, json.loads(path.read_text()), {"seed": 7, "rule": {"n": 17}}, 4)
+    assert (tmp_path / "config_before_step_4.json").read_bytes() == first
     note_changes(path, {}, now, 5)  # there was no file
     note_changes(path, before, {"seed": 3, "rule": {"n": 8}}, 6)
     assert not list(tmp_path.glob("config_before_step_[56].json"))
