@@ -175,6 +175,17 @@ def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: boo
     return tuple(written)
 
 
+def only_finite(k_SxGxK: Array, v_SxGxK: Array) -> tuple[Array, Array, Array]:
+    """Returns (k, v, whether any of a row's is not finite, bool[S, 1, 1]), with 0 for what is not.
+
+    The cache of a slot outlives its request: the next one masks what it did not write, with a
+    weight of 0, and 0 x NaN would be NaN.
+    """
+    k, v = jnp.isfinite(k_SxGxK), jnp.isfinite(v_SxGxK)
+    lost_S = ~jnp.all(k & v, axis=(1, 2), keepdims=True)
+    return jnp.where(k, k_SxGxK, 0), jnp.where(v, v_SxGxK, 0), lost_S
+
+
 class Part(NamedTuple):
     """Attention to a subset of the tokens, before the softmax is normalized; all float32.
 
@@ -513,18 +524,21 @@ class Attend:
 
     def _on_tpu(self, q, k, v, context, cache, items):
         slots, heads, width = q.shape
+        k, v, lost_S = only_finite(k, v)
         q = q.reshape(slots, -1, heads // k.shape[1], width) * width**-0.5
         (own,) = cache
         out, own = decode_kernel.attend(
             q, k, v, context, own, items=items, interpret=self._model.interpret
         )
-        return out.reshape(slots, heads, width), (KV(*own),)
+        out = jnp.where(lost_S, jnp.nan, out.reshape(slots, heads, width))
+        return out.astype(k.dtype), (KV(*own),)
 
     def _attend(self, q, k, v, context, cache, plans, window):
         slots, heads, width = q.shape
         q = q.reshape(slots, k.shape[1], -1, width) * width**-0.5
         of_contexts, at_S, behind, context_length_S = plans
         first_S = None if window is None else at_S + 1 - window
+        k, v, lost_S = only_finite(k, v)
         cache = write(cache, k, v, at_S, turned=self._kernel != "pallas")
         with jax.named_scope("context"):
             of_context_S = None if window is None else first_S + context_length_S
@@ -545,7 +559,8 @@ class Attend:
         both = combine(before, after)
         # The total of a row with any token is at least 1; an idle row may have no token.
         out = both.out / jnp.maximum(both.total, 1.0)
-        return out.astype(k.dtype).reshape(slots, heads, width), cache
+        out = jnp.where(lost_S, jnp.nan, out.reshape(slots, heads, width))
+        return out.astype(k.dtype), cache
 
     def _before(self, q: Array, context: KV, plan: Any, first_S: Array | None) -> Part:
         if self._context_kernel == "ragged":

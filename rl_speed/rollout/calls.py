@@ -272,15 +272,19 @@ class PendingCall:
 class CallPlan:
     """Chooses how many prompts the next generation call continues and screens, from counts alone.
 
+    Args:
+      contexts: of the generator; None: as many as any call needs.
+
     Attributes:
       capacity: most prompts of a call.
     """
 
-    def __init__(self, rule: Rule, config: DriverConfig):
+    def __init__(self, rule: Rule, config: DriverConfig, contexts: int | None = None):
         self._first = rule.first_samples
         self._last = rule.max_samples
         self._config = config
         self.capacity, self._samples = capacities(rule, config)
+        self._contexts = self.capacity + self._samples if contexts is None else contexts
         self._two_phase = two_phase(rule)
         # Whether new prompts may complete in their first call.
         self._at_once = not getattr(rule, "completes_late", False)
@@ -331,26 +335,30 @@ class CallPlan:
         which `config.in_flight` samples are under way.
 
         Prompts wait if the call has no room for their samples, or the buffer none for their groups;
-        then there are no new ones.
+        then there are no new ones. A prompt needs a context for its new samples, and one for each
+        sample that was begun.
         """
         going = []
         waiting = []
         room = buffer.free
-        contexts = self.capacity
+        prompts = self.capacity
+        contexts = self._contexts
         samples = 0
         for prompt in active:
             may_complete = self._at_once or prompt.judged
             begun = 0 if prompt.begun is None else int((prompt.begun.sampled > 0).sum())
             starts = prompt.missing > begun
-            fits = samples + prompt.missing <= self._samples and contexts >= starts
+            fits = samples + prompt.missing <= self._samples and prompts >= starts
+            fits = fits and contexts >= starts + begun
             if fits and not waiting and (room or not may_complete):
                 going.append(prompt)
                 samples += prompt.missing
-                contexts -= starts
+                prompts -= starts
+                contexts -= starts + begun
                 room -= may_complete
             else:
                 waiting.append(prompt)
-        fresh = min(-(-(self._config.in_flight - samples) // self._first), contexts)
+        fresh = min(-(-(self._config.in_flight - samples) // self._first), prompts, contexts)
         if self._at_once:
             fresh = min(fresh, room)
         return going, waiting, 0 if waiting else max(0, fresh)

@@ -280,6 +280,7 @@ class Generator:
         self.config = config
         self._mesh = mesh
         self.shards = row_shards(mesh)
+        self.contexts = prompts
         self._contexts = -(-prompts // self.shards) + (self.shards > 1)
         # Continuations are assigned before new prompts; each kind can leave a shard with one
         # request more.

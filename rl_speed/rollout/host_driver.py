@@ -110,7 +110,7 @@ class HostDriver:
         self._generate = generator.dispatch
         self._score = score
         self._decide = compiled_decide(rule)
-        self._plan = CallPlan(rule, config)
+        self._plan = CallPlan(rule, config, getattr(generator, "contexts", None))
         self._lengths = ExpectedLengths()
         self.whole = True
         self._active: list[ActivePrompt] = []  # prompts in flight that are in no pending call
@@ -422,6 +422,11 @@ class HostDriver:
             decision, state = jax.device_get(self._decide(counts, state))
         for i, prompt in enumerate(prompts):
             prompt.want = int(decision.want[i])
+            if prompt.want > self.rule.max_samples:
+                raise ValueError(
+                    f"{self.rule} wants {prompt.want} samples of a prompt, and its max_samples is "
+                    f"{self.rule.max_samples}: `decide` must not ask for more"
+                )
             prompt.phase = int(state.phase[i])
             prompt.round = int(state.round[i])
             prompt.budget = int(state.budget[i])

@@ -179,13 +179,19 @@ def training_batch(
     `jnp.any(batch.mask)` is False.
 
     Args:
-      samples, counts: the results of `sample_adaptive`.
-      prompts, target: as for `sample_adaptive`.
+      samples, counts: the results of `sample_adaptive`; for several shards, map over their axis.
+      prompts, target: as for `sample_adaptive`; a target of 0 takes all candidates.
       width: tokens of a row, static; later tokens are cut off. None fits any prompt and response.
 
     Returns:
       A `Batch` of R = target * max_samples rows, with group ids below `target`.
     """
+    if samples.selected.ndim != 1:
+        raise ValueError(
+            "the samples have shards on axis 0: map training_batch over them (jax.vmap), or use "
+            "one shard's"
+        )
+    target = target or samples.selected.shape[0]
     width = prompts.tokens.shape[1] + samples.tokens.shape[1] if width is None else width
     rows = select(samples, counts, target)
     return to_batch(samples, prompts, rows, place_ids(samples, rows)[0], width)

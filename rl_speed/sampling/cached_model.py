@@ -54,6 +54,9 @@ def decoder_from_cached_model(
                 if old.ndim < 2:
                     return old
                 new = fresh.reshape(-1, *[1] * (old.ndim - 1))
+                if jnp.issubdtype(old.dtype, jnp.inexact):
+                    # Masked places weigh 0, and 0 x NaN of an earlier request would be NaN.
+                    old = jnp.where(new & ~jnp.isfinite(old), 0, old)
                 front = slice(None), slice(pool.shape[1])
                 return old.at[front].set(
                     jnp.where(new, pool[context].astype(old.dtype), old[front])

@@ -208,8 +208,8 @@ def check_prefixes(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Raises ValueError that names a prompt whose responses may exceed `config.max_new`; as
-    `check_limits`, for `sample_adaptive`.
+    """Raises ValueError that names a prompt whose responses may exceed `config.max_new`, or whose
+    prefixes are longer than its row; as `check_limits`, for `sample_adaptive`.
     """
     of = prompts.prefixes
     if of is not None and on_host(of.length, of.max_new, prompts.count):
@@ -219,6 +219,17 @@ def check_prefixes(
             raise ValueError(
                 f"sample {at[-1]} of prompt {at[-2]} starts with {of.length[at]} tokens and may "
                 f"add {of.max_new[at]}; sampler.max_new allows {config.max_new} together"
+            )
+    if of is not None and on_host(of.length, of.prompt_length, prompts.lengths, prompts.count):
+        used = np.arange(of.length.shape[-2]) < np.asarray(prompts.count)[..., None]
+        held = (prompts.lengths - of.prompt_length)[..., None]
+        wrong = (of.length < 0) | (of.length > held) | (of.prompt_length < 1)[..., None]
+        if (bad := np.argwhere(used[..., None] & wrong)).size:
+            at = tuple(bad[0])
+            raise ValueError(
+                f"sample {at[-1]} of prompt {at[-2]} starts with {of.length[at]} tokens of a "
+                f"response, but its row of {prompts.lengths[at[:-1]]} tokens has "
+                f"{held[at[:-1]][0]} behind a prompt of {of.prompt_length[at[:-1]]}"
             )
 
 

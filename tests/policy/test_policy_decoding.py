@@ -203,3 +203,22 @@ def test_bfloat16_sampling_stays_near_its_forward_pass(params):
         np.testing.assert_allclose(
             got.logprobs[i, :n], log_p[i, start - 1 + np.arange(n), got.tokens[i, :n]], atol=0.15
         )
+
+
+@pytest.mark.parametrize("slots", [4, 32])
+def test_a_sample_that_is_not_finite_leaves_its_slots_next_tenant_alone(slots):
+    """Its keys and values stay in the cache, behind what the next one masks."""
+    model = dataclasses.replace(MODEL, tie_embeddings=False)
+    params = init(model, jax.random.key(0))
+    contexts = build_contexts([[1, 2, 3]], 1, 4)
+    requests = build_requests([0] * 32, [0] * 32, range(32), contexts, 32, 6)
+    config = SamplerConfig(slots=slots, max_new=6)
+    key = jax.random.key(1)
+    sound = sample(decoder(model), params, contexts, requests, key, config)
+    drawn = np.asarray(sound.tokens)[:, :-1] == 5
+    broken = {**params, "embed": params["embed"].at[5].set(jnp.nan)}
+    found = sample(decoder(model), broken, contexts, requests, key, config)
+    assert np.any(drawn) and not np.all(np.any(drawn, 1))
+    np.testing.assert_array_equal(found.nonfinite, np.any(drawn, 1))
+    unharmed = ~np.any(drawn, 1)
+    np.testing.assert_array_equal(found.tokens[unharmed], sound.tokens[unharmed])

@@ -326,6 +326,9 @@ def test_replayed_tokens_count_against_the_limit():
             adaptive.CONFIG,
         )[0]
 
+    long = dataclasses.replace(prefixes, length=ones, max_new=ones)
+    with pytest.raises(ValueError, match="its row of . tokens has 0 behind a prompt of"):
+        run(long)
     with pytest.raises(
         ValueError,
         match=(

@@ -97,6 +97,10 @@ def test_its_samples_become_rows_to_train_on(example):
         and not batch.rewards[row:].any()
     )
     narrow = training_batch(samples, counts, example["prompts"], target=3, width=9)
+    every = training_batch(samples, counts, example["prompts"], target=0)
+    assert len(every.tokens) == len(samples.lengths) and every.mask.sum() >= batch.mask.sum()
+    with pytest.raises(ValueError, match="map training_batch over them"):
+        training_batch(jax.tree.map(lambda x: x[None], samples), counts, example["prompts"], 3)
     np.testing.assert_array_equal(narrow.tokens, batch.tokens[:, :9])
     np.testing.assert_array_equal(narrow.mask, batch.mask[:, :8])
 

@@ -20,7 +20,7 @@ from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, decoder, init, sequence_logprobs
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.rollout.calls import ActivePrompt, PendingCall
+from rl_speed.rollout.calls import ActivePrompt, CallPlan, PendingCall, capacities
 from rl_speed.rollout.evaluate import EvaluationSoFar, evaluate
 from rl_speed.rollout.generate import Generator, enough_of, gather, shard_requests
 from rl_speed.rollout.host_driver import HostDriver
@@ -406,3 +406,33 @@ def test_what_cannot_be_is_refused(fields, message):
         config.set(name, value)
     with pytest.raises(ValueError, match=re.escape(message)):
         config.validate()
+
+
+def test_samples_that_wait_count_against_the_generators_contexts():
+    """Prompts that wait keep the samples that earlier calls began, more of them than slots."""
+    config = Driver(groups=4, screen_prompts=8, buffer_groups=24, in_flight=64)
+    rule = Speed(4, 8)
+    slots = 6
+
+    def begun(samples):
+        tokens = SimpleNamespace(sampled=np.ones(samples, int)) if samples else None
+        return SimpleNamespace(missing=8, judged=False, begun=tokens)
+
+    plan = CallPlan(rule, config, capacities(rule, config)[0] + slots)
+    buffer = SimpleNamespace(free=24)
+    going, waiting, fresh = plan.to_fill([begun(8) for _ in range(8)], buffer)
+    held = sum(len(prompt.begun.sampled) for prompt in going)
+    assert going and waiting and not fresh and held <= plan.capacity + slots
+    going, waiting, fresh = plan.to_fill([begun(0), begun(5)], buffer)
+    assert len(going) == 2 and not waiting and 0 < fresh <= plan.capacity - 2
+
+
+def test_a_rule_that_wants_more_than_its_most_samples_is_named():
+    class TooMany(Uniform):
+        def decide(self, counts, state):
+            decision, state = super().decide(counts, state)
+            return decision.replace(want=decision.want + 3), state
+
+    driver, _ = driver_of(TooMany(6))
+    with pytest.raises(ValueError, match="wants 9 samples of a prompt, and its max_samples is 6"):
+        driver.next_groups(None, 0)
