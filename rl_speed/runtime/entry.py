@@ -14,6 +14,7 @@ from absl import app, flags, logging
 from rl_speed.config import command, describe
 from rl_speed.runtime import hosts as processes
 from rl_speed.runtime.out_of_memory import is_out_of_memory
+from rl_speed.runtime.progress import unbroken
 from rl_speed.runtime.setup import setup_jax
 from rl_speed.runtime.signals import Stopped
 from rl_speed.shipped import folder
@@ -105,11 +106,10 @@ def run(
 
 def say_last(text: str) -> None:
     """Print a last line. If nobody reads the output any more, the exit status still counts."""
-    try:
+    with unbroken(sys.stdout):
         print(text, flush=True)
-    except OSError:
-        # Python flushes at exit, and would end with a status of its own.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    with unbroken(sys.stderr):
+        sys.stderr.flush()
 
 
 def print_config(resolved: Callable[[], Any] | None, fields: Collection[str]) -> None:

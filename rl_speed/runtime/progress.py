@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -19,18 +20,33 @@ _LOOK_S = 1.0
 _LONG_S = 10.0
 
 
-class _Unbreakable:
-    """A stream whose loss ends nothing: the reader of a pipe may end first."""
+@contextlib.contextmanager
+def unbroken(stream: Any) -> Iterator[None]:
+    """Lets what writes to `stream` (standard output or error) go on if nobody reads it any more:
+    the reader of a pipe may end first. It then leads nowhere, because Python flushes it at exit,
+    and would end with a status of its own.
+    """
+    try:
+        yield
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+class _Unbroken:
+    """A stream whose loss ends nothing."""
 
     def __init__(self, stream: Any):
         self._stream = stream
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with unbroken(self._stream):
             self._stream.write(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with unbroken(self._stream):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -41,7 +57,7 @@ def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True)
     """Returns a tqdm bar. If standard error is no terminal, it prints at most every 20 seconds."""
     terminal = sys.stderr.isatty()
     return tqdm(
-        file=_Unbreakable(sys.stderr),
+        file=_Unbroken(sys.stderr),
         total=total,
         initial=initial,
         desc=label,

@@ -291,7 +291,7 @@ def test_save_that_cannot_move_into_place_restores_what_was_there(params, saved,
 
 
 def test_save_replaces_an_existing_directory_whole(params, saved):
-    (saved / "stale.txt").write_text("of an earlier save")
+    (saved / "tokenizer.json").write_text("of an earlier save")
     save_hf(
         saved, jax.tree.map(lambda x: x + 1, params), MODEL, extra={"made_by.json": {"seed": 3}}
     )

@@ -137,6 +137,7 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
             "room_steps": np.zeros(2, int),
             "nonfinite": np.zeros(2, int),
             "first_correct": positive // 4,
+            "first": np.minimum(done, 4),
         }
         return state, {}, drawn, book, Counts(launched=done, done=done, positive=positive)
 
