@@ -1,6 +1,7 @@
 """The command line: what cannot be is named with the nearest that can, before anything is built."""
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -324,7 +325,13 @@ def test_a_configuration_file_is_loaded_as_a_module(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     assert load_config_file("own_settings.py").Own().rate == 3e-4
-    assert load_config_file(tmp_path / "own_settings.py").Own().rate == 3e-4
+    again = load_config_file(tmp_path / "own_settings.py").Own
+    assert (again().rate, again.__module__) == (3e-4, "own_settings")
+    # A file that is called as a module that is imported later does not take its place.
+    (tmp_path / "colorsys.py").write_text("RATE = 1")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert load_config_file("colorsys.py").RATE == 1
+    assert importlib.import_module("colorsys").rgb_to_hsv
 
 
 def test_a_negated_switch_takes_no_value():

@@ -299,8 +299,10 @@ def load_config_file(path: str | Path) -> Any:
     path = Path(path).resolve()
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    # Dataclasses look their module up.
-    name = path.stem if path.stem not in sys.modules else f"_config_{path.stem}"
+    # Dataclasses look their module up by its name, which must not hide another module's.
+    before = sys.modules.get(path.stem)
+    known = importlib.util.find_spec(path.stem) if before is None else before.__spec__
+    name = path.stem if known and known.origin == str(path) else f"_config_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:

@@ -1,4 +1,5 @@
-"""Reads, changes and writes as JSON the fields of a configuration, by dotted name "section.field".
+"""Reads, checks, changes and writes as JSON the fields of a configuration, by dotted name
+"section.field".
 
 Works for any tree of dataclasses. A field declared with `named.chosen` holds an object, such as a
 rule: its own name sets the object by its word ("rule" = "band"), and names below it set the

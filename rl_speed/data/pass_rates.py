@@ -164,7 +164,7 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
 
 
 def load_questions(path: str | Path) -> dict[str, str]:
-    """Returns `prompts.question_digests` of the file's prompts; {} if it does not tell them."""
+    """Returns `prompts.question_digests` of the file's prompts; {} if it has none."""
     path = Path(path)
     whole = read_json(path) if path.name.endswith(".json") and path.is_file() else None
     if not isinstance(whole, dict) or not isinstance(whole.get("questions"), list):

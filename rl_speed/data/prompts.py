@@ -57,11 +57,11 @@ def question_digests(prompts: Sequence[Prompt]) -> dict[str, str]:
 def require_same_questions(
     path: str | os.PathLike, told: Mapping[str, str], wanted: Mapping[str, str]
 ) -> None:
-    """Raises ValueError if a file has another question under an id. Ids without a question in the
-    file are taken as they are; ids that only name a line are then logged.
+    """Raises ValueError if a file has another question under an id. If the file has no question for
+    an id, the id decides, and a warning is logged if ids only name lines.
 
     Args:
-      told: the file's `question_digests`, empty if it has none. wanted: those of the prompts.
+      told: `question_digests` in the file; empty if it has none. wanted: those of the prompts.
     """
     other = [name for name, digest in wanted.items() if told.get(name, digest) != digest]
     if other:
@@ -72,8 +72,8 @@ def require_same_questions(
     line = next((name for name in wanted if name not in told and _LINE.search(name)), "")
     if line:
         log.warning(
-            "%s tells no questions, and prompts are named by their lines (%s): they are the same "
-            "only if the file was made of these very rows, in this order",
+            "%s has no questions, only ids that name lines (%s): they mean the same prompts only "
+            "if the file was made from these rows in this order",
             path,
             line,
         )

@@ -212,7 +212,7 @@ def read_row(
 
 
 def _plain(value: Any) -> Any:
-    """Returns a JSON value; converts what is none inside of it (dates, bytes, decimals) to text."""
+    """Returns a JSON value. Parts without a form in JSON (dates, bytes, decimals) become text."""
     try:
         return json.loads(json.dumps(value, default=str))
     except (TypeError, ValueError):

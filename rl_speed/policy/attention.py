@@ -176,14 +176,16 @@ def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: boo
 
 
 def only_finite(k_SxGxK: Array, v_SxGxK: Array) -> tuple[Array, Array, Array]:
-    """Returns (k, v, whether any of a row's is not finite, bool[S, 1, 1]), with 0 for what is not.
+    """Returns (k, v, lost bool[S, 1, 1]): 0 replaces values that are not finite, and `lost` says
+    which rows had any.
 
-    The cache of a slot outlives its request: the next one masks what it did not write, with a
-    weight of 0, and 0 x NaN would be NaN.
+    A slot's cache outlives its request. The next request gives the old values a weight of 0, and
+    0 x NaN would be NaN.
     """
-    k, v = jnp.isfinite(k_SxGxK), jnp.isfinite(v_SxGxK)
-    lost_S = ~jnp.all(k & v, axis=(1, 2), keepdims=True)
-    return jnp.where(k, k_SxGxK, 0), jnp.where(v, v_SxGxK, 0), lost_S
+    sound_k = jnp.isfinite(k_SxGxK)
+    sound_v = jnp.isfinite(v_SxGxK)
+    lost_S = ~jnp.all(sound_k & sound_v, axis=(1, 2), keepdims=True)
+    return jnp.where(sound_k, k_SxGxK, 0), jnp.where(sound_v, v_SxGxK, 0), lost_S
 
 
 class Part(NamedTuple):
@@ -531,7 +533,7 @@ class Attend:
             q, k, v, context, own, items=items, interpret=self._model.interpret
         )
         out = jnp.where(lost_S, jnp.nan, out.reshape(slots, heads, width))
-        return out.astype(k.dtype), (KV(*own),)
+        return out, (KV(*own),)
 
     def _attend(self, q, k, v, context, cache, plans, window):
         slots, heads, width = q.shape

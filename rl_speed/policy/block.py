@@ -32,8 +32,6 @@ MATRICES = {
 }
 # Matrices with one more axis before their inputs, the experts.
 EXPERT_MATRICES = ("experts_gate", "experts_up", "experts_down")
-# Rows of a product in the gradient of experts' weights: enough to outweigh the sum's traffic.
-GRADIENT_ROWS = 512
 
 
 def full_precision(config: ModelConfig):
@@ -213,7 +211,8 @@ def _expert_product(x_MxI: Array, weight_ExIxO: Array, sizes_E: Array) -> Array:
     """Multiplies rows, sorted by expert, with their experts' matrices: [M, O].
 
     On TPUs `jax.lax.ragged_dot` is a kernel. Elsewhere XLA makes it a product of each row with all
-    experts: E times the work and, on GPUs, the memory. So many rows are multiplied in rounds.
+    experts, with E times the work and, on GPUs, E times the memory. There only few rows use it;
+    more rows are multiplied in rounds.
     """
     return _grouped(x_MxI, weight_ExIxO, sizes_E, None)
 
@@ -229,8 +228,8 @@ def _grouped(x_MxI: Array, weight_ExIxO: Array, sizes_E: Array, precision: str |
 
 
 def _rounds(sizes_E: Array, rows: int) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
-    """Returns (number of rounds, a function from a round to the rows that the experts multiply in
-    it and whether these exist, [E, C] each). A round has C rows of each expert, twice the mean.
+    """Returns (number of rounds, of_round). `of_round(number)` returns the rows that each expert
+    multiplies in that round, and whether they exist, [E, C] each; C is twice an expert's mean.
     """
     capacity = -(-2 * rows // len(sizes_E))
     start_E = jnp.cumsum(sizes_E) - sizes_E
@@ -266,6 +265,7 @@ def _product_in_rounds(
 
 
 def _gradient_in_rounds(x_MxI: Array, g_MxO: Array, sizes_E: Array, precision: str | None) -> Array:
+    # On TPUs, too: of itself XLA multiplies all rows for each expert.
     count, of_round = _rounds(sizes_E, len(x_MxI))
 
     def add(number, total_ExIxO):
@@ -282,48 +282,10 @@ def _gradient_in_rounds(x_MxI: Array, g_MxO: Array, sizes_E: Array, precision: s
     return jax.lax.fori_loop(0, count, add, jnp.zeros(shape, jnp.float32))
 
 
-def _gradient_in_blocks(x_MxI: Array, g_MxO: Array, sizes_E: Array, precision: str | None) -> Array:
-    """XLA computes the weights' gradient of ragged_dot as a product of all rows for each expert.
-    Here each block of GRADIENT_ROWS rows is multiplied once for each expert that has rows in it.
-    """
-    size = min(GRADIENT_ROWS, len(x_MxI))
-    end_E = jnp.cumsum(sizes_E)
-    start_E = end_E - sizes_E
-    first_E = start_E // size
-    blocks_E = jnp.where(sizes_E > 0, (end_E - 1) // size - first_E + 1, 0)
-    done_E = jnp.cumsum(blocks_E)
-
-    def add(step, total_ExIxO):
-        expert = jnp.minimum(jnp.sum(done_E <= step), len(sizes_E) - 1)
-        begin = (first_E[expert] + step - done_E[expert] + blocks_E[expert]) * size
-        at = jnp.minimum(begin, len(x_MxI) - size)  # the last block is whole
-        row = at + jnp.arange(size)
-        counts = (row >= jnp.maximum(begin, start_E[expert])) & (row < end_E[expert])
-        x, g = (jax.lax.dynamic_slice_in_dim(a, at, size) for a in (x_MxI, g_MxO))
-        product = jax.lax.dot_general(
-            jnp.where(counts[:, None], x, 0),
-            g,
-            (((0,), (0,)), ((), ())),
-            precision=precision,
-            preferred_element_type=jnp.float32,
-        )
-        return total_ExIxO.at[expert].add(product)
-
-    most = -(-len(x_MxI) // size) + len(sizes_E)
-    shape = (len(sizes_E), x_MxI.shape[-1], g_MxO.shape[-1])
-    return jax.lax.fori_loop(0, most, add, jnp.zeros(shape, jnp.float32))
-
-
 def _expert_gradients(saved, g_MxO):
     x_MxI, weight_ExIxO, sizes_E = saved
     precision = "highest" if x_MxI.dtype == jnp.float32 else None  # as of `full_precision`
-    of_weight = jax.lax.platform_dependent(
-        x_MxI,
-        g_MxO,
-        sizes_E,
-        tpu=functools.partial(_gradient_in_blocks, precision=precision),
-        default=functools.partial(_gradient_in_rounds, precision=precision),
-    )
+    of_weight = _gradient_in_rounds(x_MxI, g_MxO, sizes_E, precision)
     of_x = _grouped(g_MxO, weight_ExIxO.swapaxes(1, 2), sizes_E, precision)
     return of_x, of_weight.astype(weight_ExIxO.dtype), None
 

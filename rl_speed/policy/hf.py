@@ -657,12 +657,12 @@ def require_replaceable(directory: str | os.PathLike) -> Path:
     return path
 
 
-# What models, their tokenizers and the hub put into a model's directory.
+# Names of files that a model, its tokenizer and the hub put into a model's directory.
 _FILES_OF_MODELS = (
-    *("config.json", "generation_config.json", "made_by.json", "*config.json", "*.safetensors"),
-    *("*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json"),
-    *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template*", "*.jinja", "*.model", "README*", "LICENSE*", "NOTICE*", ".gitattributes"),
+    *("*config.json", "made_by.json", "*.safetensors", "*.safetensors.index.json"),
+    *("pytorch_model*", "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template*", "*.jinja", "*.model", "README*", "LICENSE*"),
+    *("NOTICE*", ".gitattributes"),
 )
 
 

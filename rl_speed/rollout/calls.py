@@ -273,7 +273,7 @@ class CallPlan:
     """Chooses how many prompts the next generation call continues and screens, from counts alone.
 
     Args:
-      contexts: of the generator; None: as many as any call needs.
+      contexts: number of contexts that the generator holds; None: as many as any call needs.
 
     Attributes:
       capacity: most prompts of a call.
@@ -348,8 +348,11 @@ class CallPlan:
             may_complete = self._at_once or prompt.judged
             begun = 0 if prompt.begun is None else int((prompt.begun.sampled > 0).sum())
             starts = prompt.missing > begun
-            fits = samples + prompt.missing <= self._samples and prompts >= starts
-            fits = fits and contexts >= starts + begun
+            fits = (
+                samples + prompt.missing <= self._samples
+                and prompts >= starts
+                and contexts >= starts + begun
+            )
             if fits and not waiting and (room or not may_complete):
                 going.append(prompt)
                 samples += prompt.missing

@@ -22,17 +22,18 @@ _LONG_S = 10.0
 
 @contextlib.contextmanager
 def unbroken(stream: Any) -> Iterator[None]:
-    """Lets what writes to `stream` (standard output or error) go on if nobody reads it any more:
-    the reader of a pipe may end first. It then leads nowhere, because Python flushes it at exit,
-    and would end with a status of its own.
+    """Suppresses errors of writing to `stream`, standard output or error. If it is a pipe whose
+    reader has ended, it is redirected to the null device: Python flushes both streams at exit, and
+    would exit with status 120.
     """
     try:
         yield
-    except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # such as a full disk, which may have room again later
+        pass
 
 
 class _Unbroken:

@@ -244,11 +244,8 @@ def test_training_by_pieces(name, window, axes):
 
 
 @pytest.mark.parametrize("rows, experts", [(100, 6), (7, 5), (64, 9), (65, 1)])
-def test_products_of_experts_are_those_of_ragged_dot(monkeypatch, rows, experts):
-    """In rounds, as here, and gradients in blocks, as on TPUs: blocks of 16 rows that several
-    experts share, experts with no rows and with all, a last block of few.
-    """
-    monkeypatch.setattr(block, "GRADIENT_ROWS", 16)
+def test_products_of_experts_are_those_of_ragged_dot(rows, experts):
+    """In several rounds where an expert has most of the rows; experts may have none."""
     rng = np.random.default_rng(0)
     x, weight, g = (
         rng.normal(size=shape).astype(np.float32)
@@ -263,7 +260,6 @@ def test_products_of_experts_are_those_of_ragged_dot(monkeypatch, rows, experts)
         )
         close = functools.partial(np.testing.assert_allclose, atol=1e-5)
         jax.tree.map(close, (y, got), (expected, want))
-        close(block._gradient_in_blocks(jnp.asarray(x), jnp.asarray(g), sizes, None), want[1])
 
 
 ATTENTION = {

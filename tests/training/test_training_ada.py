@@ -124,6 +124,11 @@ def test_sequential_pools_on_the_host(method):
         assert part.sample_index.tolist() == kept_by_hand(whole, 4)
 
 
+def fresh(policy, optimizer, mesh):
+    """The state before the first step."""
+    return init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
+
+
 @pytest.mark.parametrize(
     "method, mesh",
     [
@@ -141,13 +146,8 @@ def test_fused_step_is_the_host_path(method, mesh):
     optimizer = build.build_optimizer(config, policy.params)
     settings = build.update_config(config)
 
-    def fresh():
-        return init_state(
-            policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
-        )
-
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
-    state, rollouts, _, metrics = step(fresh(), 0, PhaseTimer())
+    state, rollouts, _, metrics = step(fresh(policy, optimizer, device_mesh), 0, PhaseTimer())
     groups = rollouts.groups()
     if not mesh:
         reference = small(method)
@@ -171,7 +171,13 @@ def test_fused_step_is_the_host_path(method, mesh):
     )
     by_hand = np.array([a for g in groups for a in advantages_by_hand(g, config)], np.float32)
     update = make_update(policy.model, optimizer, device_mesh, settings)
-    separate, other = update(fresh(), batch, np.pad(by_hand, (0, rows - len(by_hand))), None, None)
+    separate, other = update(
+        fresh(policy, optimizer, device_mesh),
+        batch,
+        np.pad(by_hand, (0, rows - len(by_hand))),
+        None,
+        None,
+    )
     assert (
         metrics()["train/grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
         and metrics()["train/grad_norm"] > 0
@@ -192,13 +198,10 @@ def test_budgets_in_the_loop_with_advantages_of_groups():
     optimizer = build.build_optimizer(config, policy.params)
     settings = build.update_config(config)
 
-    def fresh():
-        return init_state(
-            policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
-        )
-
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
-    state, _, _, _ = step(fresh(), 0, PhaseTimer())  # budgets are alike in the first epoch
+    state, _, _, _ = step(
+        fresh(policy, optimizer, device_mesh), 0, PhaseTimer()
+    )  # budgets are alike in the first epoch
     for version in range(1, 5):
         before = jax.tree.map(jnp.copy, state)
         state, rollouts, _, metrics = step(state, version, PhaseTimer())

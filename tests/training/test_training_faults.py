@@ -159,15 +159,21 @@ def test_failing_saves_do_not_end_a_run(tmp_path, monkeypatch):
     assert Checkpointer(tmp_path / "checkpoints", 2).latest() == 6
 
 
-def test_nan_batch_is_kept_for_inspection(tmp_path):
-    config = small_config(steps=8)
-    config.training.max_skipped = 2
-    trainer = Trainer(config, tmp_path)
+def without_rewards(config, folder):
+    """A trainer whose rewards are NaN from step 2 on."""
+    trainer = Trainer(config, folder)
     score = trainer.rl_step.driver._score
     trainer.rl_step.driver._score = lambda rollouts: (
         score(rollouts)[0] * (np.nan if trainer.step >= 2 else 1),
         score(rollouts)[1],
     )
+    return trainer
+
+
+def test_nan_batch_is_kept_for_inspection(tmp_path):
+    config = small_config(steps=8)
+    config.training.max_skipped = 2
+    trainer = without_rewards(config, tmp_path)
     with pytest.raises(NonFiniteError, match="the last 2 updates .*/nonfinite_step4.npz"):
         trainer.run()
     with np.load(tmp_path / "nonfinite_step4.npz") as file:
@@ -188,12 +194,7 @@ def test_what_was_due_when_an_error_ended_the_run_is_made_on_resume(tmp_path):
     config = small_config(steps=6)
     config.training.max_skipped = 2
     config.evaluation.every = 4
-    trainer = Trainer(config, tmp_path)
-    score = trainer.rl_step.driver._score
-    trainer.rl_step.driver._score = lambda rollouts: (
-        score(rollouts)[0] * (np.nan if trainer.step >= 2 else 1),
-        score(rollouts)[1],
-    )
+    trainer = without_rewards(config, tmp_path)
     with pytest.raises(NonFiniteError):
         trainer.run()
     with pytest.raises(RuntimeError, match="this Trainer has run; make another"):
