@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 # Part -> its share of the time. What one leaves over, those behind it have.
-PARTS = {"chip": 1, "right": 4, "sampling": 4, "update": 4, "method": 4, "honest": 3}
+PARTS = {"chip": 1, "right": 5, "sampling": 5, "update": 4, "method": 4, "honest": 3}
 ROOT = Path(__file__).resolve().parents[1]
 
 

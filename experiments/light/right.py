@@ -1,6 +1,6 @@
 """Is it right here? The forward pass and gradients of packed rows against the CPU, attention
-kernels and the sampler's log-probs against the trainer's, tokens over orders of requests, a split
-and a fused step, kill and resume.
+kernels and the sampler's log-probs against the trainer's, tokens over orders of requests, also with
+windows, experts and adapters; a split and a fused step, kill and resume.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import common
@@ -22,6 +23,7 @@ import numpy as np
 from lab.benchmark import decode
 from rl_speed import policy, sampling
 from rl_speed.mesh import platform_of
+from rl_speed.policy.config import Experts, LayerSpec, Lora, Rope
 from rl_speed.policy.transformer import attention_kernel
 from rl_speed.update.ragged import PieceShape, Rows, make_plan, piece_of
 from rl_speed.update.step import stream_logprobs
@@ -55,10 +57,41 @@ FIELDS = {
 score = jax.jit(policy.sequence_logprobs, static_argnums=2)
 
 
-def shape(dtype: str, platform: str) -> policy.ModelConfig:
-    """A policy that is small, and whose heads every kernel accepts."""
+# Layers that differ from the first: what changes, and the dtypes in which they are compared (a
+# rounded router chooses other experts).
+LAYERS = {
+    "windows": (
+        {
+            "specs": (LayerSpec(window=20, rope=Rope(1e3), mlp="geglu"), LayerSpec(mlp="geglu")),
+            "qk_norm": True,
+            "qkv_bias": False,
+            "post_norms": True,
+            "offset_norms": True,
+            "scaled_embed": True,
+        },
+        ("float32", "bfloat16"),
+    ),
+    "experts": ({"experts": Experts(16, 4, True), "mlp_width": 128}, ("float32",)),
+    "adapters": ({"lora": Lora(8, 16.0, ("wq", "wv", "w_down"))}, ("float32", "bfloat16")),
+}
+
+
+def shape(dtype: str, platform: str, layers: str = "") -> policy.ModelConfig:
+    """A policy that is small, and whose heads every kernel accepts; with one of LAYERS."""
     sizes = {"width": 256, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 128}
-    return policy.ModelConfig(1024, **sizes, mlp_width=512, dtype=dtype, platform=platform)
+    sizes |= {"mlp_width": 512, "dtype": dtype, "platform": platform}
+    return policy.ModelConfig(1024, **sizes | (LAYERS[layers][0] if layers else {}))
+
+
+def start(layers: str = "") -> dict:
+    """Random float32 weights; those of adapters that start at 0, too."""
+    model = shape("float32", "cpu", layers)
+    params = jax.jit(policy.init, static_argnums=0)(model, jax.random.key(0))
+    for name in model.lora.names if model.lora else ():
+        if name.endswith("_b"):
+            zeros = params["layers"][name]
+            params["layers"][name] = 0.1 * jax.random.normal(jax.random.key(6), zeros.shape)
+    return params
 
 
 def tables(order: np.ndarray) -> tuple[sampling.Contexts, sampling.Requests]:
@@ -86,39 +119,45 @@ def as_rows(contexts: sampling.Contexts, samples: sampling.Samples):
 
 def policies(setting: common.Setting, found: common.Result) -> None:
     """Forward passes and the sampler, in both dtypes and with each attention."""
+    for dtype in LIMITS:
+        ways = decode.ways(shape(dtype, platform_of(None)))
+        compare(found, dtype, "", ways)
+        for layers, (_, dtypes) in LAYERS.items():
+            if dtype in dtypes:  # with the attention that "auto" takes
+                compare(found, dtype, layers, {layers: policy.DecodeAttention()})
+
+
+def compare(found: common.Result, dtype: str, layers: str, ways: Mapping) -> None:
+    """The sampler with each of `ways` of attending, and the forward pass."""
     here = jax.devices()[0]
     cpu = jax.local_devices(backend="cpu")[0]
-    start = jax.jit(policy.init, static_argnums=0)(shape("float32", "cpu"), jax.random.key(0))
+    params = start(layers)
+    model, limit = shape(dtype, platform_of(None), layers), LIMITS[dtype]
     orders = np.arange(ROWS), np.random.default_rng(3).permutation(ROWS)
-    for dtype, limit in LIMITS.items():
-        model = shape(dtype, platform_of(None))
-        for kind, attention in decode.ways(model).items():
-            attention = dataclasses.replace(attention, block=BLOCK)
-            with found.attempt(f"{dtype}, {kind}"):
-                decoder = policy.decoder(model, attention=attention)
-                key = jax.random.key(2)
-                drawn = []
-                for order in orders:
-                    contexts, requests = tables(order)
-                    drawn.append(sampling.sample(decoder, start, contexts, requests, key, SAMPLER))
-                apart = np.asarray(drawn[0].tokens)[orders[1]] != np.asarray(drawn[1].tokens)
-                name = f"order of requests, {dtype}, {kind}: rows that differ"
-                found.at_most(name, apart.any(1).sum(), 0)
-                tokens, logprobs = as_rows(contexts, drawn[0])
-                trainers = np.asarray(score(start, tokens, model)[0])
-                gap = (logprobs - trainers)[~np.isnan(logprobs)]
-                name = f"sampler against trainer, {dtype}, {kind}"
-                found.at_most(f"{name}: largest (nats)", np.abs(gap).max(), limit)
-                found.figures[f"{name}: mean (nats)"] = float(np.abs(gap).mean())
-                found.figures[f"{name}: KL (nats a token)"] = float(gap.mean())
-        with found.attempt(f"forward, {dtype}"):
-            exact = score(*jax.device_put((start, tokens), cpu), shape("float32", "cpu"))[0]
-            gap = np.abs(
-                np.asarray(score(*jax.device_put((start, tokens), here), model)[0]) - exact
-            )
-            found.at_most(
-                f"forward, {dtype}: largest difference to the CPU (nats)", gap.max(), limit
-            )
+    for kind, attention in ways.items():
+        attention = dataclasses.replace(attention, block=BLOCK)
+        with found.attempt(f"{dtype}, {kind}"):
+            decoder = policy.decoder(model, attention=attention)
+            key = jax.random.key(2)
+            drawn = []
+            for order in orders:
+                contexts, requests = tables(order)
+                drawn.append(sampling.sample(decoder, params, contexts, requests, key, SAMPLER))
+            apart = np.asarray(drawn[0].tokens)[orders[1]] != np.asarray(drawn[1].tokens)
+            name = f"order of requests, {dtype}, {kind}: rows that differ"
+            found.at_most(name, apart.any(1).sum(), 0)
+            tokens, logprobs = as_rows(contexts, drawn[0])
+            trainers = np.asarray(score(params, tokens, model)[0])
+            gap = (logprobs - trainers)[~np.isnan(logprobs)]
+            name = f"sampler against trainer, {dtype}, {kind}"
+            found.at_most(f"{name}: largest (nats)", np.abs(gap).max(), limit)
+            found.figures[f"{name}: mean (nats)"] = float(np.abs(gap).mean())
+            found.figures[f"{name}: KL (nats a token)"] = float(gap.mean())
+    name = f"forward, {dtype}{', ' + layers if layers else ''}"
+    with found.attempt(name):
+        exact = score(*jax.device_put((params, tokens), cpu), shape("float32", "cpu", layers))[0]
+        gap = np.abs(np.asarray(score(*jax.device_put((params, tokens), here), model)[0]) - exact)
+        found.at_most(f"{name}: largest difference to the CPU (nats)", gap.max(), limit)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
@@ -143,20 +182,23 @@ def packed_gradients(params, tokens, model, sharing):
 def packed(setting: common.Setting, found: common.Result) -> None:
     """Gradients of packed rows, here and on the CPU, whose rows are whole there."""
     cpu = jax.local_devices(backend="cpu")[0]
-    start = jax.jit(policy.init, static_argnums=0)(shape("float32", "cpu"), jax.random.key(0))
     tokens = np.random.default_rng(5).integers(8, 1024, (ROWS, LONGEST + ROOM)).astype(np.int32)
     group = ROWS // PROMPTS
     tokens[:, :LONGEST] = tokens[np.arange(ROWS) // group * group, :LONGEST]
-    exact = packed_gradients(*jax.device_put((start, tokens), cpu), shape("float32", "cpu"), 1.0)
-    exact, _ = jax.flatten_util.ravel_pytree(jax.device_get(exact))
-    for dtype, limit in GRADIENTS.items():
-        for kind, sharing in (("packed rows", 1.0), ("common prefixes once", 2.0)):
-            name = f"{kind}, {dtype}: distance of the gradient"
-            with found.attempt(name):
-                here = packed_gradients(start, tokens, shape(dtype, platform_of(None)), sharing)
-                here, _ = jax.flatten_util.ravel_pytree(jax.device_get(here))
-                distance = np.linalg.norm(here - exact) / np.linalg.norm(exact)
-                found.at_most(name, distance, limit)
+    for layers in ("", *LAYERS):
+        params = start(layers)
+        model = shape("float32", "cpu", layers)
+        exact = packed_gradients(*jax.device_put((params, tokens), cpu), model, 1.0)
+        exact, _ = jax.flatten_util.ravel_pytree(jax.device_get(exact))
+        for dtype in LAYERS[layers][1] if layers else GRADIENTS:
+            for kind, sharing in (("packed rows", 1.0), ("common prefixes once", 2.0)):
+                name = ", ".join(filter(None, (kind, dtype, layers))) + ": distance of the gradient"
+                with found.attempt(name):
+                    here = shape(dtype, platform_of(None), layers)
+                    mine = packed_gradients(params, tokens, here, sharing)
+                    mine, _ = jax.flatten_util.ravel_pytree(jax.device_get(mine))
+                    distance = np.linalg.norm(mine - exact) / np.linalg.norm(exact)
+                    found.at_most(name, distance, GRADIENTS[dtype])
 
 
 def train(folder: Path, **fields: object) -> subprocess.Popen:
@@ -208,4 +250,4 @@ def steps(setting: common.Setting, found: common.Result) -> None:
 
 
 if __name__ == "__main__":
-    common.main(steps, policies, packed)
+    common.main(policies, packed, steps)
