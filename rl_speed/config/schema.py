@@ -290,9 +290,9 @@ class Sampler:
     top_p: float = 1.0  # a training run needs 1 (off); evaluation has evaluation.top_p
     prefill_chunk: int = 0  # prompts prefilled at once (0: all)
     # Host driver, when fewer samples are left than slots: decode on all slots ("whole"), or on half
-    # of them, a quarter, ... ("narrow"). "narrow" saves time where the cost of a decoding step grows
-    # with its rows: on CPUs, and on GPUs (1.34 times as fast on an H200, experiments/results/
-    # first_light). Tokens then agree between calls only up to rounding.
+    # of them, a quarter, ... ("narrow"). "narrow" saves time where the cost of a decoding step
+    # grows with its rows: on CPUs, and on GPUs (1.34 times as fast on an H200,
+    # experiments/results/first_light). Tokens then agree between calls only up to rounding.
     tail: str = one_of("whole", "narrow")
     # How decoding reads the KV cache: all of it ("dense"), only blocks in use ("ragged"), by a
     # kernel ("pallas"), or as suits the device ("auto").
