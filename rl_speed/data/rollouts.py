@@ -168,11 +168,17 @@ class Rollouts:
         Arrays are views if `rows` is a slice.
         """
         kept, owner = np.unique(self.owner[rows], return_inverse=True)
-        return Rollouts(
-            [self.prompts[i] for i in kept],
-            owner,
-            **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)},
-        )
+        return self._rows(rows, tuple(self.prompts[i] for i in kept), owner.astype(np.int32))
+
+    def _rows(
+        self, rows: np.ndarray | slice, prompts: tuple[Prompt, ...], owner: np.ndarray
+    ) -> "Rollouts":
+        """Returns samples of this table, which are not checked again."""
+        part = object.__new__(Rollouts)
+        part.prompts, part.owner = prompts, owner
+        for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS):
+            setattr(part, name, getattr(self, name)[rows])
+        return part
 
     def put(self, rows: np.ndarray, drawn: "Rollouts") -> "Rollouts":
         """Returns the table with the samples `drawn` in place of those at `rows`."""
@@ -186,13 +192,14 @@ class Rollouts:
             fields[name][rows] = new
         return dataclasses.replace(self, **fields)
 
-    def of(self, place: int) -> "Rollouts":
-        """Returns the group of the prompt at index `place`."""
-        return self.take(slice(*np.searchsorted(self.owner, [place, place + 1])))
-
     def groups(self) -> list["Rollouts"]:
-        """Returns the groups of all prompts."""
-        return [self.of(place) for place in range(len(self.prompts))]
+        """Returns the groups of all prompts, of views."""
+        ends = np.searchsorted(self.owner, np.arange(len(self.prompts) + 1)).tolist()
+        first = np.zeros_like(self.owner)
+        return [
+            self._rows(slice(start, end), (prompt,), first[start:end])
+            for prompt, start, end in zip(self.prompts, ends, ends[1:])
+        ]
 
     @property
     def prompt(self) -> Prompt:
@@ -226,7 +233,7 @@ class Rollouts:
     @property
     def sampled(self) -> np.ndarray:
         """Number of response tokens of each sample that a policy drew, i64[R]."""
-        return self._count(POLICY)
+        return self._count(POLICY) if self.source.any() else self.lengths.astype(np.int64)
 
     @property
     def sampled_tokens(self) -> int:

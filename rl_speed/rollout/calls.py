@@ -76,9 +76,16 @@ class ActivePrompt:
           replay: (first, count) -> replayed prefixes of these samples. expected: see
             `SampleRequest`.
         """
+
+        def request(first: int, count: int) -> SampleRequest:
+            return SampleRequest(self.prompt, first, count, replay(first, count), expected)
+
         begun = []
+        if self.begun is None:
+            count = self.want - self.launched
+            return begun, [request(self.launched, count)] if count > 0 else []
         index = np.arange(self.launched, self.want)
-        for row in range(0 if self.begun is None else len(self.begun)):
+        for row in range(len(self.begun)):
             one = self.begun.take(np.array([row]))
             first = int(one.sample_index[0])
             if one.sampled_tokens:
@@ -87,11 +94,7 @@ class ActivePrompt:
                 index = np.append(index, first)
         index.sort()
         runs = np.split(index, np.flatnonzero(np.diff(index) > 1) + 1)
-        return begun, [
-            SampleRequest(self.prompt, int(r[0]), len(r), replay(int(r[0]), len(r)), expected)
-            for r in runs
-            if len(r)
-        ]
+        return begun, [request(int(run[0]), len(run)) for run in runs if len(run)]
 
     def add(self, drawn: Rollouts) -> None:
         """Adds scored samples of a call; unfinished ones replace those that were begun."""

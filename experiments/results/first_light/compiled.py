@@ -102,6 +102,19 @@ class Programs:
             model = right.shape(dtype, self.platform)
             yield from self.draws(model, right.BLOCK, tables)
             yield f"forward, {dtype}", partial(right.score.lower, self.params(model), rows, model)
+        for layers, (_, dtypes) in right.LAYERS.items():
+            for dtype in dtypes:
+                model = right.shape(dtype, self.platform, layers)
+                params = self.params(model)
+                *arrays, config = tables()
+                lower = partial(sampling.sample.lower, policy.decoder(model), params)
+                name = f"{dtype}, {layers}"
+                yield f"sampler, {name}", partial(lower, *self.shapes(arrays), config)
+                yield f"forward, {name}", partial(right.score.lower, params, rows, model)
+                yield (
+                    f"gradient, {name}",
+                    partial(right.packed_gradients.lower, params, rows, model, 2.0),
+                )
 
     def sampling(self) -> Iterator[Program]:
         model = self.model()
