@@ -59,6 +59,7 @@ from rl_speed.sampling import (
     needs,
     two_phase,
 )
+from rl_speed.sampling.rules import check_first
 
 # rollouts -> (rewards f32[R], correct bool[R])
 Scorer = Callable[[Rollouts], tuple[np.ndarray, np.ndarray]]
@@ -420,6 +421,8 @@ class HostDriver:
                 )
             counts = Counts(launched=launched, done=launched, positive=positive, varied=varied)
             decision, state = jax.device_get(self._decide(counts, state))
+        if first:
+            check_first(self.rule, jax.tree.map(lambda x: x[: len(prompts)], decision))
         for i, prompt in enumerate(prompts):
             prompt.want = int(decision.want[i])
             if prompt.want > self.rule.max_samples:

@@ -31,7 +31,7 @@ from rl_speed.sampling.contract import (
     checked,
 )
 from rl_speed.sampling.logits import request_keys
-from rl_speed.sampling.rules import Rule
+from rl_speed.sampling.rules import Rule, check_first, first_decision
 from rl_speed.sampling.sampler import (
     SlotRequests,
     Slots,
@@ -380,6 +380,7 @@ def sample_adaptive(
     Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
     """
     check_prompts(prompts, rule, target, config)
+    check_first(rule, first_decision(rule))
     check_key(key)
     # Device tables are clipped, so that every response fits its row.
     if (of := prompts.prefixes) is not None:
@@ -406,7 +407,7 @@ def sample_adaptive(
     zeros = jnp.zeros((candidates,), jnp.int32)
     rule_state = rule.init(candidates, prompts.budget)
     counts = Counts(launched=zeros, done=zeros, positive=zeros)
-    first = rule.decide(counts, rule_state)[0]
+    first, rule_state = rule.decide(counts, rule_state)
     used = jnp.arange(candidates) < prompts.count
     known = CandidateState(
         counts, jnp.where(used, first.want, 0), jnp.full((candidates,), OPEN, jnp.int32), rule_state

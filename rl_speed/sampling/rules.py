@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl_speed.sampling.types import (
     ACCEPTED,
@@ -82,6 +83,32 @@ def needs(rule: Rule, what: str) -> bool:
     """Returns whether the rule requires `what`, one of `NEEDS`."""
     assert what in NEEDS, what
     return what in getattr(rule, "needs", ())
+
+
+def check_first(rule: Rule, decision: Decision) -> None:
+    """Raises ValueError unless the rule's decision before any sample, of NumPy arrays, leaves
+    prompts OPEN and wants between 1 and `max_samples` samples of each.
+    """
+    status, want = decision.status, decision.want
+    wrong = (status != OPEN) | (want < 1) | (want > rule.max_samples)
+    if (at := np.flatnonzero(wrong)).size:
+        raise ValueError(
+            f"{rule}: before the first sample `decide` must leave a prompt OPEN and want between 1 "
+            f"and max_samples ({rule.max_samples}) samples; it gave status {int(status[at[0]])} "
+            f"(OPEN is {OPEN}) and want {int(want[at[0]])}"
+        )
+
+
+def first_decision(rule: Rule) -> Decision:
+    """Returns the rule's decision on prompts without samples, as arrays on the host: on one prompt,
+    or, if it needs budgets, on two with the least and the most.
+    """
+    ends = [rule.n_min, rule.n_max] if needs(rule, "budgets") and hasattr(rule, "n_min") else None
+    with jax.ensure_compile_time_eval():
+        budgets = None if ends is None else jnp.asarray(ends, jnp.int32)
+        zeros = jnp.zeros((len(ends or "1"),), jnp.int32)
+        decision, _ = rule.decide(Counts(zeros, zeros, zeros), rule.init(len(zeros), budgets))
+    return jax.device_get(decision)
 
 
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:

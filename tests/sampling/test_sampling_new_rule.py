@@ -2,6 +2,7 @@
 the block is taken from there, and the rule runs in both drivers.
 """
 
+import dataclasses
 import re
 import sys
 from math import comb
@@ -14,8 +15,9 @@ import pytest
 from rl_speed.config import Config, dotted, methods
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.runtime.metrics import read_lines
-from rl_speed.sampling import COMPLETE, REJECTED, Counts, sample_adaptive
+from rl_speed.sampling import COMPLETE, REJECTED, Counts, Decision, Uniform, sample_adaptive
 from rl_speed.sampling.rules import RULES
+from rl_speed.sampling.types import OPEN
 from rl_speed.training.loop import Trainer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "training")]
@@ -116,6 +118,32 @@ def test_rule_on_the_host(rule_class):
         t.rejected > 10
         and t.screened == t.rejected + t.completed + t.dropped_stale + driver.in_flight
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class First(Uniform):
+    """Decides otherwise before the first sample."""
+
+    status: int = OPEN
+    want: int = 0
+
+    def decide(self, counts, state):
+        decision, state = super().decide(counts, state)
+        new = counts.done == 0
+        return Decision(
+            jnp.where(new, self.want, decision.want), jnp.where(new, self.status, decision.status)
+        ), state
+
+
+@pytest.mark.parametrize("status, want", [(OPEN, 0), (OPEN, 9), (REJECTED, 8), (COMPLETE, 8)])
+def test_a_rule_that_wants_no_first_sample_is_refused_by_both_drivers(status, want):
+    rule = First(8, status, want)
+    message = re.escape(f"status {status} (OPEN is 0) and want {want}")
+    with pytest.raises(ValueError, match=message):
+        make(rule)[0].next_groups(None, 0)
+    case = make_case(0, 4)
+    with pytest.raises(ValueError, match=message):
+        sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 0, KEY, CONFIG)
 
 
 def test_method_trains(rule_class, tmp_path):
