@@ -44,7 +44,9 @@ def read_json(path: pathlib.Path) -> Any:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_object)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: not UTF-8 ({error.reason} at byte {error.start}); convert the file"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.data.files import DataError, format_of, read_json
+from rl_speed.data.files import DataError, format_of, read_file, read_json
 from rl_speed.data.schemas import row_id
 from rl_speed.data.sources import Place, distinct_ids, read_items
 
@@ -69,8 +69,7 @@ def load_pass_rates(
     path = Path(path)
     if scale is not None and scale not in SCALES:
         raise DataError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
-    whole = path.name.endswith(".json") and path.is_file()
-    pairs = _rates_object(path, field) if whole else None
+    pairs = _rates_object(path, field)
     rows = read_items(path)
     named = True
     if pairs is not None:
@@ -165,8 +164,7 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
 
 def load_questions(path: str | Path) -> dict[str, str]:
     """Returns `prompts.question_digests` of the file's prompts; {} if it has none."""
-    path = Path(path)
-    whole = read_json(path) if path.name.endswith(".json") and path.is_file() else None
+    whole = _whole(Path(path))
     if not isinstance(whole, dict) or not isinstance(whole.get("questions"), list):
         return {}
     return dict(zip(whole.get("ids", []), whole["questions"]))
@@ -197,11 +195,24 @@ def number(value: Any, where: str) -> float:
     return float(value)
 
 
+def _whole(path: Path) -> Any:
+    """Returns the value of a .json file; None for other files, and for one with a row a line."""
+    if not (path.name.endswith(".json") and path.is_file()):
+        return None
+    try:
+        return read_json(path)
+    except DataError as error:
+        with contextlib.suppress(DataError):
+            read_file(path)
+            return None
+        raise error
+
+
 def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]] | None:
     """Returns [(prompt id or None, number), ...] of a JSON object; None if the file has another
     value.
     """
-    whole = read_json(path)
+    whole = _whole(path)
     if not isinstance(whole, dict):
         return None
     name = field or "rates"

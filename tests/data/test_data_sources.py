@@ -14,7 +14,7 @@ import pytest
 from rl_speed.data.files import DataError
 from rl_speed.data.held_out import file_name, parse_files
 from rl_speed.data.loaders import load_rows, load_training_rows
-from rl_speed.data.pass_rates import load_pass_rate_table
+from rl_speed.data.pass_rates import load_pass_rate_table, load_questions
 from rl_speed.data.sources import resolve
 
 
@@ -195,6 +195,18 @@ def test_pass_rates_of_several_files(here):
     for i in (1, 2):
         (here / f"r{i}.csv").write_text(f"id,pass_rate\n{i},0.5\n7,0.{i}\n")
     assert load_pass_rate_table("r*.csv") == {"1": 0.5, "r1.csv:7": 0.1, "2": 0.5, "r2.csv:7": 0.2}
+
+
+def test_pass_rates_of_rows_in_a_json_file_and_of_an_id_twice(here):
+    (here / "r.json").write_text('{"id": "a", "pass_rate": 0.5}\n{"id": "b", "pass_rate": 1}\n')
+    assert load_pass_rate_table("r.json") == {"a": 0.5, "b": 1.0}
+    assert load_questions("r.json") == {}
+    (here / "r.json").write_text('{"a": 0.5, "b": 1, "a": 0.25}')
+    with pytest.raises(DataError, match=r"r\.json: the field 'a' occurs twice"):
+        load_pass_rate_table("r.json")
+    (here / "r.json").write_text('{"a": 0.5,\n "b": }')
+    with pytest.raises(DataError, match=r"r\.json:2: not JSON"):
+        load_pass_rate_table("r.json")
 
 
 def test_a_list_may_hold_data_sets_of_the_hub(here):
