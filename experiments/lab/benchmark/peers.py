@@ -40,7 +40,7 @@ PROGRAMS = Path(__file__).parent / "peer_programs"
 # versions.
 ENVIRONMENTS = {
     "torch": ("torch==2.13.0", "transformers==5.23.0", "trl==1.16.0", "accelerate", "datasets"),
-    "tunix": ("google-tunix==0.1.7", "transformers==5.23.0", "safetensors"),
+    "tunix": ("google-tunix==0.1.7", "transformers==5.12.1"),
 }
 # Of a workload, what is of this machine alone.
 HERE = ("environments", "install", "patience")
