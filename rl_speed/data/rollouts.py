@@ -168,17 +168,11 @@ class Rollouts:
         Arrays are views if `rows` is a slice.
         """
         kept, owner = np.unique(self.owner[rows], return_inverse=True)
-        return self._rows(rows, tuple(self.prompts[i] for i in kept), owner.astype(np.int32))
-
-    def _rows(
-        self, rows: np.ndarray | slice, prompts: tuple[Prompt, ...], owner: np.ndarray
-    ) -> "Rollouts":
-        """Returns samples of this table, which are not checked again."""
-        part = object.__new__(Rollouts)
-        part.prompts, part.owner = prompts, owner
-        for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS):
-            setattr(part, name, getattr(self, name)[rows])
-        return part
+        return Rollouts(
+            [self.prompts[i] for i in kept],
+            owner,
+            **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)},
+        )
 
     def put(self, rows: np.ndarray, drawn: "Rollouts") -> "Rollouts":
         """Returns the table with the samples `drawn` in place of those at `rows`."""
@@ -193,13 +187,16 @@ class Rollouts:
         return dataclasses.replace(self, **fields)
 
     def groups(self) -> list["Rollouts"]:
-        """Returns the groups of all prompts, of views."""
+        """Returns the groups of all prompts. Their arrays are views, and not checked again."""
         ends = np.searchsorted(self.owner, np.arange(len(self.prompts) + 1)).tolist()
-        first = np.zeros_like(self.owner)
-        return [
-            self._rows(slice(start, end), (prompt,), first[start:end])
-            for prompt, start, end in zip(self.prompts, ends, ends[1:])
-        ]
+        parts = []
+        for prompt, start, end in zip(self.prompts, ends, ends[1:]):
+            part = object.__new__(Rollouts)
+            part.prompts, part.owner = (prompt,), np.zeros(end - start, np.int32)
+            for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS):
+                setattr(part, name, getattr(self, name)[start:end])
+            parts.append(part)
+        return parts
 
     @property
     def prompt(self) -> Prompt:
