@@ -196,7 +196,9 @@ def number(value: Any, where: str) -> float:
 
 
 def _whole(path: Path) -> Any:
-    """Returns the value of a .json file; None for other files, and for one with a row a line."""
+    """Returns the value of a .json file; None for other formats and for a .json file with one row
+    per line. Raises DataError as `read_json`.
+    """
     if not (path.name.endswith(".json") and path.is_file()):
         return None
     try:

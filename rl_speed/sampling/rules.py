@@ -86,8 +86,8 @@ def needs(rule: Rule, what: str) -> bool:
 
 
 def check_first(rule: Rule, decision: Decision) -> None:
-    """Raises ValueError unless the rule's decision before any sample, of NumPy arrays, leaves
-    prompts OPEN and wants between 1 and `max_samples` samples of each.
+    """Raises ValueError if the rule's decision before the first sample does not leave every prompt
+    OPEN, or wants fewer than 1 or more than `max_samples` samples. `decision` has NumPy arrays.
     """
     status, want = decision.status, decision.want
     wrong = (status != OPEN) | (want < 1) | (want > rule.max_samples)
@@ -100,14 +100,15 @@ def check_first(rule: Rule, decision: Decision) -> None:
 
 
 def first_decision(rule: Rule) -> Decision:
-    """Returns the rule's decision on prompts without samples, as arrays on the host: on one prompt,
-    or, if it needs budgets, on two with the least and the most.
+    """Returns the rule's decision on two prompts without samples, as NumPy arrays, also while a
+    program is traced. If the rule needs budgets, these are the least and the most, `n_min` and
+    `n_max`.
     """
-    ends = [rule.n_min, rule.n_max] if needs(rule, "budgets") and hasattr(rule, "n_min") else None
+    given = needs(rule, "budgets") and hasattr(rule, "n_min")
     with jax.ensure_compile_time_eval():
-        budgets = None if ends is None else jnp.asarray(ends, jnp.int32)
-        zeros = jnp.zeros((len(ends or "1"),), jnp.int32)
-        decision, _ = rule.decide(Counts(zeros, zeros, zeros), rule.init(len(zeros), budgets))
+        budgets = jnp.array([rule.n_min, rule.n_max], jnp.int32) if given else None
+        zeros = jnp.zeros((2,), jnp.int32)
+        decision, _ = rule.decide(Counts(zeros, zeros, zeros), rule.init(2, budgets))
     return jax.device_get(decision)
 
 

@@ -301,11 +301,9 @@ def test_groups_are_the_samples_of_each_prompt():
     whole = Rollouts.concat(groups)
     assert visits(whole.groups()) == [5, 2, 9] and len(whole) == 6
     for place, group in enumerate(groups):
-        same_samples(whole.groups()[place], group)
-        same_samples(whole.groups()[place], group)
-        assert (
-            whole.groups()[place].prompt is group.prompt and not whole.groups()[place].owner.any()
-        )
+        found = whole.groups()[place]
+        same_samples(found, group)
+        assert found.prompt is group.prompt and not found.owner.any()
     assert whole.sizes.tolist() == [2, 3, 1]
     assert whole.correct_counts.tolist() == [int(g.correct.sum()) for g in groups]
     with pytest.raises(ValueError, match="too many values"):
