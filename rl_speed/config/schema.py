@@ -47,8 +47,8 @@ class Model:
     # always float32.
     compute_dtype: str = one_of("float32", "bfloat16")
     remat: bool = False  # recompute each layer in the backward pass, to save memory
-    # What recomputed layers keep for the backward pass: nothing but their input, or also products
-    # with weights. That takes more memory, and saves up to a quarter of the work (an estimate).
+    # Kept of recomputed layers for the backward pass: nothing but their input, or also products
+    # with weights, which takes more memory and saves up to a quarter of the work (an estimate).
     remat_keeps: str = one_of("nothing", "products")
     # Tokens whose logits the trainer holds at once (0: as many as make about 2^27 logits).
     head_chunk: int = 0
@@ -93,7 +93,7 @@ class Data:
     # Evaluation files, separated by commas, whose questions are removed from `train`. The word eval
     # means all files of `eval`.
     decontaminate: str = ""
-    # Of training rows with the same question (ignoring case and white space), keep only the first.
+    # Keep only the first of training rows with the same question (ignoring case and white space).
     unique: bool = True
     # Filters of the training questions, separated by commas: integer (the answer is an integer),
     # no_proof, valid, no_choice.
@@ -123,7 +123,7 @@ class Data:
     # Number of questions to use, the first ones of each evaluation file (0: all), or over all
     # evaluation sets of an embedded task (0: 512).
     eval_prompts: int = 512
-    # What a row that cannot be read does: stop the run ("error"), or be skipped and counted.
+    # A row that cannot be read stops the run ("error"), or is skipped and counted ("skip").
     on_bad_row: str = one_of("error", "skip")
     # Order of a finite training set: "shuffle" (anew each epoch), "file" (as stored), "visits"
     # (least visited first), "schedule" (easy to hard by pass_rates), "forecast" (highest value
@@ -273,7 +273,7 @@ class Replay:
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a correct one
     max_tokens: int = 0  # most tokens of all cached responses together (0: no bound)
-    # What the cache holds at the start: nothing, so that a prompt's first visit samples whole
+    # Content of the cache at the start: nothing, so that a prompt's first visit samples whole
     # responses ("empty"); or one response per prompt, sampled before the first step ("sample").
     start: str = one_of("empty", "sample")
     # File of responses to start from, by this or another policy (experiments/replay_cache.py writes
@@ -457,7 +457,7 @@ class Environment:
     max_turns: int = 1  # most replies in a response
     # Texts that end a turn, besides the end tokens, separated by blanks; each must be one token.
     stop: str = ""
-    # What the reward reads: the policy's "last" turn, or the "whole" response with the replies.
+    # Text that the reward reads: the policy's "last" turn, or the "whole" response with replies.
     judged: str = one_of("last", "whole")
 
 

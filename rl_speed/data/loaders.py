@@ -306,7 +306,7 @@ def load_training_rows(
         rows, held = hold_out(rows, held_out)
         report = dataclasses.replace(report, held_out=before - len(rows))
     found = {}
-    # Of an evaluation file, only the question is needed.
+    # An evaluation file needs only the question.
     lenient = dataclasses.replace(of_evaluation or fields, required=False, answered=False)
     for source in decontaminate:
         known = {

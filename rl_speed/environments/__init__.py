@@ -73,7 +73,7 @@ class Reply:
 
 
 class Environment(Protocol):
-    """What `turns.Turns` asks.
+    """Interface of an environment, as `turns.Turns` uses it.
 
     Attributes:
       takes_verdict: whether it needs to know if the trajectories are correct.

@@ -47,7 +47,7 @@ from rl_speed.sampling.types import (
 ENDS = ("both", "low", "high", "neither")
 # Values that must differ within a group for `Dynamic` to keep it.
 METRICS = ("accuracy", "reward")
-# What a rule may require of its driver:
+# Requirements that a rule may have of its driver:
 #   budgets       a number of samples per prompt, from estimated pass rates. The rule must have the
 #                 fields n_min and n_max, the minimum and maximum samples of a prompt
 #   forecast      a number of screening samples per prompt, from a forecast
@@ -197,7 +197,7 @@ class Dynamic(_OnePhase):
     want differences "even when all responses are correct".
     """
 
-    # What must differ within a group to keep it: "accuracy" (DAPO), or "reward", the trained
+    # Values that must differ within a group to keep it: "accuracy" (DAPO), or "reward", the trained
     # rewards, which may differ between correct samples. "reward" needs the host driver.
     metric: str = "accuracy"
 

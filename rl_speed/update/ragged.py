@@ -84,7 +84,7 @@ class PieceShape:
 
 
 class Rows(NamedTuple):
-    """What packing needs to know of R rows: i32[R] each.
+    """Properties of R rows that packing needs: i32[R] each.
 
     Attributes:
       length: tokens of the row, 0 for padding rows.
