@@ -292,8 +292,8 @@ class HostDriver:
             expected = [self._lengths.of(a.prompt, a.group) if by_length else 0.0 for a in active]
             requests = self._requests(active, expected)
             if self._reply is not None:
-                # A sample that ends is a turn. The call ends when slots would be idle, or a response
-                # would need many calls for each turn.
+                # A sample that ends is a turn. The call ends when slots would be idle, or a
+                # response would need many calls for each turn.
                 enough = sum(request.count for request in requests)
             pending = self._generate(params, requests, enough)
             call = PendingCall(active, version, pending, expected, enough)
