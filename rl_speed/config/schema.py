@@ -225,11 +225,11 @@ class Driver:
     # The number is fixed, so runs are reproducible. Host only.
     depth: int = 0
     # Samples under way, waiting ones included (0: a call waits for all of its samples). A call then
-    # ends when as many samples have ended as the step still needs, or when slots would be idle; the
-    # others go on in the next call, with its weights, so that a response may have tokens of several
-    # policies. Evaluations do so, too. The more samples beyond sampler.slots, the fewer calls. New
-    # prompts are as many as that takes: screening, continuation, prefetch and margin have no
-    # effect. Host only.
+    # ends when as many samples have ended as the step and half of the next one need, or when slots
+    # would be idle; the others go on in the next call, with its weights, so that a response may
+    # have tokens of several policies. Evaluations do so, too. The more samples beyond
+    # sampler.slots, the fewer calls. New prompts are as many as that takes: screening,
+    # continuation, prefetch and margin have no effect. Host only.
     in_flight: int = 0
     # Age in updates (0 or 1) of the policy that draws a step's groups. With 1 they are drawn while
     # the previous step trains, which saves time if generation has its own devices. Host only.

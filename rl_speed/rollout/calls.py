@@ -19,6 +19,10 @@ from rl_speed.sampling import SCREENING, Rule, two_phase
 
 # Decay of the sums in `ExpectedLengths` per call, because lengths change as a policy learns.
 KEPT = 0.9
+# With samples in flight a call also draws for this share of a batch beyond the groups that are
+# missing. A call that ends one group short costs another call, whose prefill reads every unfinished
+# sample again; spare groups wait in the buffer.
+SPARE = 0.5
 
 
 @dataclasses.dataclass
@@ -370,12 +374,13 @@ class CallPlan:
         return going, waiting, 0 if waiting else max(0, fresh)
 
     def enough(self, buffer: SamplingBuffer, acceptance: float) -> int:
-        """Number of samples that the missing groups are expected to need: after so many a call
-        ends.
+        """Number of samples after which a call ends: what the missing groups, and `SPARE` of a
+        batch more, are expected to need.
         """
         rate = max(acceptance, 1.0 / self._config.screen_prompts)
         each = self._first / rate + self._last - self._first
-        return max(1, math.ceil((self._config.groups - len(buffer)) * each))
+        missing = self._config.groups * (1.0 + SPARE) - len(buffer)
+        return max(1, math.ceil(missing * each))
 
     def to_screen(
         self,

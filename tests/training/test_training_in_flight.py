@@ -20,7 +20,7 @@ from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, decoder, init, sequence_logprobs
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.rollout.calls import ActivePrompt, CallPlan, PendingCall, capacities
+from rl_speed.rollout.calls import SPARE, ActivePrompt, CallPlan, PendingCall, capacities
 from rl_speed.rollout.evaluate import EvaluationSoFar, evaluate
 from rl_speed.rollout.generate import Generator, enough_of, gather, shard_requests
 from rl_speed.rollout.host_driver import HostDriver
@@ -206,6 +206,8 @@ class InParts(FakeGenerator):
         left = [text[r.drawn :] for (r, _), text in zip(rows, whole)]
         lengths = np.zeros(len(rows), int)
         queue, busy, ended = list(range(len(rows))), [], 0
+        if enough is not None:
+            enough = enough_of(len(rows), enough, self.slots)
         while ended < (enough or len(rows)) and (queue or busy):
             while queue and len(busy) < self.slots:
                 busy.append(queue.pop(0))
@@ -273,6 +275,19 @@ def test_every_prompt_is_accounted_for_and_groups_are_whole(rule, max_age):
         assert len(rollouts.prompts) == 4 - report.short
     assert sizes <= {rule.max_samples} or isinstance(rule, Sequential)
     assert max(generator.calls) > 0  # calls ended before their samples did
+
+
+def test_spare_groups_save_calls(monkeypatch):
+    def calls_and_groups(spare):
+        monkeypatch.setattr("rl_speed.rollout.calls.SPARE", spare)
+        driver, generator = driver_of(Uniform(6))
+        reports = [driver.next_groups(None, step)[1] for step in range(12)]
+        assert not any(report.short for report in reports)
+        return len(generator.calls), len(driver.buffer)
+
+    needed, left = calls_and_groups(0.0)
+    with_spare, waiting = calls_and_groups(SPARE)
+    assert with_spare < needed and waiting <= left + 4
 
 
 def test_prompts_that_expire_before_a_sample_ended_can_be_drawn_again():
