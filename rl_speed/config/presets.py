@@ -202,6 +202,8 @@ def with_environment(variant: str = "") -> Config:
     config = embedded(method, "chain" if name == "again" else "scratchpad")
     # Twice the slots: a sample waits for the next call after a reply, and its slot must not.
     config.driver.in_flight = 2 * config.sampler.slots
+    # Samples are an update old and more, and the loss of RLOO has no ratio to say so.
+    config.objective.old_logprobs = "corrected"
     if name == "again":
         config.environment.reply = "ask_again"
         # Two answers, and the question between them.

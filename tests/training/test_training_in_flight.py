@@ -26,6 +26,7 @@ from rl_speed.rollout.generate import Generator, enough_of, gather, shard_reques
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import Dynamic, SamplerConfig, Sequential, Speed, Uniform
+from rl_speed.training import build
 from rl_speed.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -378,6 +379,17 @@ def in_flight(steps):
     config.sampler.slots = 16
     config.evaluation.every = 0
     return config
+
+
+def test_stale_samples_that_nothing_corrects_are_told(caplog):
+    config = in_flight(1)
+    parts = (InParts(config.rule, config.driver), PromptStream(prompts(4), seed=0), last_token)
+    build.build_driver(config, *parts)
+    assert "set config.objective.old_logprobs=corrected" in caplog.text
+    caplog.clear()
+    config.objective.old_logprobs = "corrected"
+    build.build_driver(config, *parts)
+    assert not caplog.text
 
 
 def test_a_real_run_repeats_and_resumes(tmp_path):
