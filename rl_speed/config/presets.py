@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from rl_speed.config import Config, methods
 from rl_speed.data import scratchpad
 from rl_speed.data.tasks import POLICIES, TASKS
-from rl_speed.objectives import Ppo
+from rl_speed.objectives import Pg, Ppo, Tis
 from rl_speed.policy.prompt_formats import BOX
 from rl_speed.sampling.rules import AdaptiveSpeed, Allocated, Band, Dynamic, Speed, Uniform
 
@@ -202,9 +202,12 @@ def with_environment(variant: str = "") -> Config:
     config = embedded(method, "chain" if name == "again" else "scratchpad")
     # Twice the slots: a sample waits for the next call after a reply, and its slot must not.
     config.driver.in_flight = 2 * config.sampler.slots
-    # Samples are an update old and more, and the loss of RLOO has no ratio to say so.
-    config.objective.old_logprobs = "corrected"
+    # Samples are an update old and more; RLOO's own loss would take them as the policy's.
+    if isinstance(config.objective.loss, Pg):
+        config.objective.loss = Tis()
     if name == "again":
+        # Half of the task's own: at 1e-3 two answers a sample, an update old, undo the policy.
+        config.optimizer.learning_rate = 5e-4
         config.environment.reply = "ask_again"
         # Two answers, and the question between them.
         config.sampler.max_new = 2 * config.sampler.max_new + config.data.max_prompt_length

@@ -229,8 +229,8 @@ class Driver:
     # would be idle; the others go on in the next call, with its weights, so that a response may
     # have tokens of several policies. Evaluations do so, too. The more samples beyond
     # sampler.slots, the fewer calls. New prompts are as many as that takes: screening,
-    # continuation, prefetch and margin have no effect. Samples are then an update old and more: the
-    # loss "pg", which has no ratio, needs objective.old_logprobs "corrected". Host only.
+    # continuation, prefetch and margin have no effect. Samples are then an update old and more:
+    # objective.loss "pg", which has no ratio, takes them as the policy's own; use "tis". Host only.
     in_flight: int = 0
     # Age in updates (0 or 1) of the policy that draws a step's groups. With 1 they are drawn while
     # the previous step trains, which saves time if generation has its own devices. Host only.

@@ -775,7 +775,7 @@ def build_driver(
     if d.in_flight and o.old_logprobs == "behaviour" and isinstance(o.loss, Pg):
         log.warning(
             "config.driver.in_flight makes samples older than the policy, and the loss 'pg' takes "
-            "them as its own; set config.objective.old_logprobs=corrected"
+            "them as its own; set config.objective.loss=tis"
         )
     buffer = SamplingBuffer(
         d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed

@@ -385,9 +385,9 @@ def test_stale_samples_that_nothing_corrects_are_told(caplog):
     config = in_flight(1)
     parts = (InParts(config.rule, config.driver), PromptStream(prompts(4), seed=0), last_token)
     build.build_driver(config, *parts)
-    assert "set config.objective.old_logprobs=corrected" in caplog.text
+    assert "set config.objective.loss=tis" in caplog.text
     caplog.clear()
-    config.objective.old_logprobs = "corrected"
+    config.set("objective.loss", "tis")
     build.build_driver(config, *parts)
     assert not caplog.text
 
