@@ -171,6 +171,11 @@ def check_environment(c: "Config") -> None:
             f"config.environment.max_turns ({e.max_turns}), the most replies: a response has one "
             "turn more, and each turn takes a generation call"
         )
+    if e.judged == "whole" and not e.stop and c.reward.verifier == "exact":
+        raise ValueError(
+            "config.reward.verifier='exact' reads a response to its first end token, where every "
+            "first turn ends without config.environment.stop: set config.environment.judged='last'"
+        )
     if c.replay.window != "none":
         raise ValueError(
             f"config.environment.reply={e.reply!r} needs config.replay.window='none', got "

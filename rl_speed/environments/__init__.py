@@ -29,12 +29,14 @@ class Trajectory:
       question, answer, meta: of the prompt.
       turns: text of each turn, without end tokens; the policy's first, then in turn the
         environment's and the policy's. The last is the policy's.
+      closed: whether the last turn ended with an end token, not with a mark (`environment.stop`).
     """
 
     question: str
     answer: str
     meta: Mapping[str, Any]
     turns: Sequence[str]
+    closed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ def marks(trajectory: Trajectory) -> Reply | None:
     "<<3*4=" is followed by "12>>". Other uses of "=" are left alone.
     """
     turn = trajectory.turns[-1]
-    if not turn.endswith("="):
+    if trajectory.closed or not turn.endswith("="):
         return None
     _, opened, expression = turn[:-1].rpartition("<<")
     if not opened or ">>" in expression:
@@ -43,7 +43,7 @@ def marks(trajectory: Trajectory) -> Reply | None:
 def table(trajectory: Trajectory) -> Reply | None:
     """Writes the result of a step of the embedded task "scratchpad": "a3+4=" is followed by "7"."""
     turn = trajectory.turns[-1]
-    if not turn.endswith("="):
+    if trajectory.closed or not turn.endswith("="):
         return None
     step = re.search(r"(\d)([-+~^])(\d)=$", turn)
     if step is None:

@@ -206,7 +206,8 @@ class Turns:
             ids = part.tolist()
             mine = len(turns) % 2 == 0
             turns.append(self._decode(ids[:-1] if mine and ids and ids[-1] in self._end else ids))
-        return Trajectory(prompt.text, prompt.answer, prompt.meta, turns)
+        closed = int(tokens[-1]) in self._end
+        return Trajectory(prompt.text, prompt.answer, prompt.meta, turns, closed)
 
     def _replies(self, rollouts: Rollouts) -> list[Reply]:
         """Asks the environment for samples; processes share the work and get all replies."""

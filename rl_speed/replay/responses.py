@@ -33,7 +33,7 @@ class CachedResponse:
     Attributes:
       tokens: i32[n], n >= 1, read-only token ids. The last one is the end token unless the response
         is truncated.
-      version: version of the policy that sampled it.
+      version: version of the policy that began it.
       reward: the trained reward. correct: the verifier's verdict. truncated: it ended by its token
         limit.
       logprob: summed log-prob of its sampled tokens under the policy that sampled them (prefix

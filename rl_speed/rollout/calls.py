@@ -30,7 +30,8 @@ class ActivePrompt:
     """A prompt in flight.
 
     Attributes:
-      group: its scored samples so far. begun: its samples that the last call left unfinished.
+      group: its scored samples so far. begun: its samples that go on in the next call: left
+        unfinished by the last one, or with an environment's reply.
       phase, round, budget: the rule's state for it. want: number of samples that it should have.
       judged: whether the rule has decided on its samples before.
     """
@@ -146,7 +147,8 @@ class PendingCall:
     """A generation call that is dispatched and not yet scored. Its prompts are in no other call.
 
     Attributes:
-      active: its prompts in the order of its requests: first continuations, then `fresh` ones.
+      active: its prompts: first continuations, then `fresh` ones. Requests are in this order, but
+        those of `begun` samples come before all others.
       version: policy updates made at its dispatch. pending: its samples; None: `Generator.stop`
         ended the call, and it must be repeated with the same weights. expected: expected lengths of
         the samples of its prompts (`SampleRequest`).

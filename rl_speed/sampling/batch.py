@@ -24,7 +24,8 @@ class Batch:
       tokens: i32[R, W].
       mask: bool[R, W - 1], whether the predicted token is in the response and is trained on.
       behaviour_logprobs: f32[R, W - 1], log-probs by the policy that sampled the response; 0
-        outside of it.
+        outside of it; NaN at replayed tokens that are trained on, for which the current policy
+        counts.
       rewards: f32[R].
       group_ids: i32[R], the group of each row.
       lengths: i32[R], tokens of the response including a replayed prefix; 0 for padding rows. None

@@ -42,7 +42,7 @@ class SlotRequests(NamedTuple):
     context_length: Array  # context tokens that the sample starts from
     max_new: Array  # maximum new tokens
     key: Array  # the request's typed PRNG key
-    drawn: Array | int = 0  # tokens of the sample drawn by earlier calls
+    drawn: Array | int = 0  # tokens of the sample from earlier calls, replies included
 
 
 class Fixed(NamedTuple):

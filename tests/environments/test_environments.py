@@ -59,6 +59,13 @@ def test_a_calculator_knows_arithmetic_and_nothing_else(expression, value):
     assert calculator.evaluate(expression) == value
 
 
+@pytest.mark.parametrize("reply", [calculator.marks, calculator.table])
+def test_a_response_that_ended_behind_an_equals_sign_is_not_continued(reply):
+    turn = said("<<3*4=") if reply is calculator.marks else said("a3+4=")
+    assert reply(turn).text
+    assert reply(dataclasses.replace(turn, closed=True)) is None
+
+
 def test_the_environments_reply():
     assert calculator.marks(said("so <<3*4=")) == Reply("12>>")
     assert calculator.marks(said("so <<x=")) == Reply("?>>")
@@ -360,6 +367,7 @@ def test_the_walk_through_runs(repo, tmp_path, monkeypatch):
     "fields, message",
     [
         ({"driver.in_flight": 0}, "environment.reply='ask_again' needs config.driver.in_flight"),
+        ({"environment.judged": "whole"}, "set config.environment.judged='last'"),
         ({"replay.window": "fixed"}, "needs config.replay.window='none'"),
         ({"driver.max_calls": 1}, "config.driver.max_calls (1) must be above config.environment"),
         ({"environment.reply": "", "environment.stop": "="}, "stop='=' has no effect without"),
