@@ -277,6 +277,10 @@ def test_gradients_match_explicit_formulas():
     np.testing.assert_allclose(
         grad(loss="tis", truncation=1.3), -weights * a * jnp.minimum(ratio, 1.3), rtol=1e-5
     )
+    # On one optimizer step it is "pg", corrected by recomputed log-probs.
+    np.testing.assert_allclose(
+        grad(loss="tis", truncation=1.3), grad(loss="pg", old_logprobs=x, truncation=1.3), rtol=1e-5
+    )
     held = ((a > 0) & (ratio > 1.3)) | ((a < 0) & (ratio < 0.9))
     np.testing.assert_allclose(
         grad(clip_low=0.1, clip_high=0.3), -weights * a * ratio * ~held, rtol=1e-5
