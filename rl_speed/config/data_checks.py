@@ -173,8 +173,9 @@ def check_environment(c: "Config") -> None:
         )
     if e.judged == "whole" and not e.stop and c.reward.verifier == "exact":
         raise ValueError(
-            "config.reward.verifier='exact' reads a response to its first end token, where every "
-            "first turn ends without config.environment.stop: set config.environment.judged='last'"
+            "config.reward.verifier='exact' reads a response only to its first end token, and "
+            "without config.environment.stop the first turn ends there: set "
+            "config.environment.judged='last'"
         )
     if c.replay.window != "none":
         raise ValueError(
