@@ -1,17 +1,16 @@
 """Causal attention over packed rows, in which sequences are concatenated.
 
 Dense attention over a row of T tokens computes T scores per query. Here the cost follows the
-sequences' lengths: splash on TPUs and cuDNN on GPUs since Hopper skip other sequences. Elsewhere a
-query sees a window that fits the row's longest sequence: blocks of queries times blocks of keys,
-with other sequences masked.
+sequences' lengths, since blocks of queries skip blocks of keys that none of their queries sees:
+splash does that on TPUs, cuDNN on GPUs since Hopper, and `blocked_attention` elsewhere.
 
-Sequences may share a prefix, which the row holds once (`Prefix`). Then a block of queries also sees
-the prefix of its first token. The kernels get every sequence with a copy of its prefix, so that
-attention alone is computed for each of them.
+Sequences may share a prefix, which the row holds once (`Prefix`). The kernels get every sequence
+with a copy of its prefix, so that attention alone is computed for each of them.
 """
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,27 +20,9 @@ from rl_speed.mesh import over_tensor
 from rl_speed.policy import splash
 from rl_speed.policy.block import full_precision
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import (
-    Array,
-    attention_implementation,
-    attention_kernel,
-    dense_attention,
-)
+from rl_speed.policy.transformer import Array, attention_kernel, dense_attention
 
 log = logging.getLogger(__name__)
-
-# The smallest window: below it attention is a small part of a layer's cost.
-SMALLEST_WINDOW = 64
-
-
-class Window(NamedTuple):
-    """A static window: a query sees `size` tokens of its segment, itself included, and `prefix`
-    tokens of its segment's prefix; `block` queries are computed together.
-    """
-
-    size: int
-    block: int
-    prefix: int = 0
 
 
 class Prefix(NamedTuple):
@@ -68,49 +49,17 @@ class Prefix(NamedTuple):
     back: Array
 
 
-def make_windows(longest: int, kernel: str = "xla", sharing: bool = False) -> tuple[Window, ...]:
-    """Returns windows for sequences of up to `longest` tokens. The last one's block is a multiple
-    of every other block.
+def block_of(longest: int, kernel: str = "xla") -> int:
+    """Returns the tokens of a block of queries or keys, which divides the tokens of a packed row.
 
-    Each size is 3/2 or 4/3 of the one before. Kernels that take minutes to compile get fewer:
-    "cudnn" only the doublings, as pairs of long sequences do, and "splash" one, since it skips
-    blocks of other sequences itself.
+    Small blocks waste little on short sequences; large blocks multiply faster.
 
     Args:
-      sharing: whether sequences may share a prefix. Then there are windows for pairs of lengths of
-        a prefix and of what follows it. The last fits any two, others those that add up to
-        `longest`.
+      longest: tokens of the longest possible sequence. kernel: of `transformer.attention_kernel`.
     """
     if kernel == "splash":
-        block = splash.block_of(longest)
-        return (Window(-(-longest // block) * block, block),)
-    doublings = max(0, (longest // SMALLEST_WINDOW).bit_length() - 1)
-    unit = -(-longest // (8 << doublings)) * 8
-    windows = []
-    for size in (unit << i for i in range(doublings + 1)):
-        # Small blocks waste little; large blocks multiply faster.
-        block = size // 2 if size < 8 * SMALLEST_WINDOW else size // 4
-        windows += [Window(size, block), Window(size * 3 // 2, block)]
-    few = kernel == "cudnn" or (sharing and doublings > 2)
-    windows = windows[:-1:2] if few else windows[:-1]
-    if not sharing:
-        return tuple(windows)
-    prefixes = [-(-longest // (8 * part)) * 8 for part in (4, 2, 1)]
-    return tuple(
-        window._replace(prefix=prefix)
-        for less, window in zip([0, *(w.size for w in windows)], windows)
-        for shorter, prefix in zip([0, *prefixes], prefixes)
-        if less + shorter + 2 <= longest or (window is windows[-1] and prefix is prefixes[-1])
-    )
-
-
-def choose_window(windows: tuple[Window, ...], longest: Array, prefix: Array) -> Array:
-    """Returns the index of the smallest window for segments of up to `longest` tokens and prefixes
-    of up to `prefix` tokens, i32[].
-    """
-    sizes, _, prefixes = (jnp.asarray(column, jnp.int32) for column in zip(*windows))
-    fits = (sizes >= longest) & (prefixes >= prefix)
-    return jnp.argmin(jnp.where(fits, sizes + prefixes, 2**30)).astype(jnp.int32)
+        return splash.block_of(longest)
+    return 32 if longest <= 128 else 64
 
 
 def causal_attention(
@@ -132,89 +81,6 @@ def causal_attention(
 def smaller(tokens: int, window: int | None) -> int:
     """Returns the smaller of a number of tokens and a layer's window, if it has one."""
     return tokens if window is None else min(tokens, window)
-
-
-def banded_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    segment_ids: Array,
-    window: Window,
-    config: ModelConfig,
-    layer_window: int | None = None,
-    prefix: Prefix | None = None,
-) -> Array:
-    """Computes causal attention within segments of at most `window.size` tokens, and of each
-    segment to its prefix.
-
-    Args:
-      q: [B, T, H, K]. k, v: [B, T, G, K]; H / G query heads share each of the G heads.
-      segment_ids: i32[B, T]; a segment's tokens are contiguous. T is a multiple of `window.block`.
-      layer_window: `LayerSpec.window`.
-      prefix: shared prefixes of the row (B = 1), none longer than `window.prefix`; they may be
-        longer than `window.size`.
-
-    Returns: [B, T, H, K].
-    """
-    rows, length, heads, size = q.shape
-    block = window.block
-    count = length // block
-    # A query block sees its own block and those that begin less than one window before its end.
-    before = -(-(smaller(window.size, layer_window) - 1) // block)
-
-    def keys(x, fill=0):
-        """Gathers the keys that each query block may see: [B, T, ...] -> [B * count, (before + 1) *
-        block, ...].
-        """
-        x = jnp.pad(
-            x, ((0, 0), (before * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill
-        )
-        x = x.reshape(rows, count + before, block, *x.shape[2:])
-        seen = jnp.concatenate([x[:, i : i + count] for i in range(before + 1)], axis=2)
-        return seen.reshape(rows * count, (before + 1) * block, *x.shape[3:])
-
-    def queries(x):
-        return x.reshape(rows * count, block, *x.shape[2:])
-
-    place_Q = jnp.arange(block) + before * block
-    place_K = jnp.arange((before + 1) * block)
-    segment_K = keys(segment_ids, fill=-2)[:, None, :]
-    mask = queries(segment_ids)[:, :, None] == segment_K
-    if prefix is not None:
-        at, most = queries(prefix.position[None]), queries(prefix.length[None])[:, :, None]
-        band_K = keys(prefix.position[None])
-        of_prefix = queries(prefix.segment[None])[:, :, None] == segment_K
-        mask |= of_prefix & (band_K[:, None] < most)
-    mask &= place_K <= place_Q[:, None]
-    seen = keys(k), keys(v)
-    if layer_window is not None and prefix is None:
-        mask &= place_K > place_Q[:, None] - layer_window
-    if prefix is not None:
-        # Only the prefix of a block's first token can begin before the block. Its tokens that the
-        # band does not reach come first among the keys, also for queries in the prefix itself.
-        start = prefix.start[::block]
-        place = start[:, None] + jnp.arange(window.prefix)
-        outside = place < ((jnp.arange(count) - before) * block)[:, None]
-
-        def prefixes(x):
-            x = jnp.pad(x, ((0, window.prefix),) + ((0, 0),) * (x.ndim - 1))
-            return jax.vmap(lambda at: jax.lax.dynamic_slice_in_dim(x, at, window.prefix))(start)
-
-        prefix_K = prefixes(prefix.position)
-        same = queries(prefix.segment[None])[:, :, None] == prefixes(segment_ids[0])[:, None]
-        same &= prefix_K[:, None] < most
-        mask = jnp.concatenate([same & outside[:, None], mask], axis=2)
-        seen = tuple(
-            jnp.concatenate([prefixes(x[0]), band], axis=1) for x, band in zip((k, v), seen)
-        )
-        if layer_window is not None:
-            at_K = jnp.concatenate([prefix_K, band_K], axis=1)
-            mask &= at_K[:, None] > at[:, :, None] - layer_window
-    implementation = attention_implementation(config, True, block, window=layer_window)
-    out = jax.nn.dot_product_attention(
-        queries(q), *seen, mask=mask[:, None], implementation=implementation
-    )
-    return out.reshape(rows, length, heads, size)
 
 
 def cudnn_attention(q: Array, k: Array, v: Array, lengths: Array) -> Array:
@@ -263,8 +129,8 @@ def cudnn_attention(q: Array, k: Array, v: Array, lengths: Array) -> Array:
 @functools.cache
 def _warn_once(error: str) -> None:
     log.warning(
-        "cuDNN cannot attend to rows one after the other here (%s): attention reads whole windows, "
-        "which takes longer",
+        "cuDNN cannot attend to rows one after the other here (%s): XLA computes attention in "
+        "blocks, which takes longer",
         error,
     )
 
@@ -275,50 +141,47 @@ def stream_attention(
     v: Array,
     segment_ids: Array,
     lengths: Array,
-    which: Array,
-    windows: tuple[Window, ...],
+    longest: int,
     config: ModelConfig,
     layer_window: int | None = None,
     prefix: Prefix | None = None,
 ) -> Array:
     """Computes causal attention within segments, and of each segment to its prefix, by the splash
-    kernel, cuDNN's, or `banded_attention`, whose scores the backward pass recomputes.
+    kernel, cuDNN's, or `blocked_attention`.
 
     Heads are split over `tensor`. Values after the last segment are undefined.
 
     Args:
-      q, k, v, segment_ids, layer_window, prefix: as for `banded_attention`, whose result it
-        returns.
-      lengths: i32[B, R], tokens of the sequences with their prefixes, as for `cudnn_attention`.
-      which: i32[], index of a window that fits; see `choose_window`.
-      windows: see `make_windows`.
+      q: [1, T, H, K]. k, v: [1, T, G, K]. segment_ids: i32[1, T]. layer_window, prefix: as for
+        `blocked_attention`, whose result it returns, as [1, T, H, K].
+      lengths: i32[1, R], tokens of the sequences with their prefixes, as for `cudnn_attention`.
+      longest: tokens of the longest possible sequence. `block_of` it divides T.
     """
+    kernel = attention_kernel(config)
+    block = block_of(longest, kernel)
 
-    def attend(q, k, v, segment_ids, lengths, which, prefix):
-        kernel = attention_kernel(config)
+    def attend(q, k, v, segment_ids, lengths, prefix):
         if kernel == "splash":
-            seen = smaller(windows[-1].size, layer_window)
+            seen = smaller(-(-longest // block) * block, layer_window)
 
             def splash_kernel(q, k, v, segment_ids):
                 return splash.splash_attention(q, k, v, segment_ids, window=seen, config=config)
 
             return _spread(splash_kernel, q, k, v, segment_ids, prefix)
         if kernel == "cudnn" and layer_window is None:
+
+            def cudnn_kernel(q, k, v, _):
+                return cudnn_attention(q, k, v, lengths)
+
             try:
-                return _spread(
-                    lambda q, k, v, _: cudnn_attention(q, k, v, lengths),
-                    q,
-                    k,
-                    v,
-                    segment_ids,
-                    prefix,
-                )
+                return _spread(cudnn_kernel, q, k, v, segment_ids, prefix)
             except (NotImplementedError, ImportError) as error:
                 _warn_once(str(error))
-        return _switched(q, k, v, segment_ids, which, prefix, windows, config, layer_window)
+        rows = (x[0] for x in (q, k, v, segment_ids))
+        return blocked_attention(*rows, block, config, layer_window, prefix)[None]
 
-    arguments = (q, k, v, segment_ids, lengths, which, prefix)
-    return over_tensor(attend, (2, 2, 2, None, None, None, None), 2, arguments)
+    arguments = (q, k, v, segment_ids, lengths, prefix)
+    return over_tensor(attend, (2, 2, 2, None, None, None), 2, arguments)
 
 
 def _spread(kernel, q, k, v, segment_ids, prefix):
@@ -329,44 +192,195 @@ def _spread(kernel, q, k, v, segment_ids, prefix):
     return kernel(*copied, prefix.spread_segment[None])[:, prefix.back]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
-def _switched(q, k, v, segment_ids, which, prefix, windows, config, layer_window):
-    branches = _branches(segment_ids, prefix, windows, config, layer_window)
-    return jax.lax.switch(which, branches, q, k, v)
+def blocked_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    block: int,
+    config: ModelConfig,
+    layer_window: int | None = None,
+    prefix: Prefix | None = None,
+) -> Array:
+    """Computes causal attention within segments, and of each segment to its prefix.
+
+    Each block of queries goes through the blocks of keys that it sees, with a running maximum and
+    sum of the softmax. No scores are kept; the backward pass computes them again.
+    Source: FlashAttention (Dao et al., arXiv 2205.14135).
+
+    Args:
+      q: [T, H, K]. k, v: [T, G, K]; H / G query heads share each of the G heads.
+      segment_ids: i32[T], -1: no segment; a segment's tokens are contiguous. block: divides T.
+      layer_window: `LayerSpec.window`.
+      prefix: shared prefixes of the row.
+
+    Returns: [T, H, K]. Values of tokens without a segment are undefined.
+    """
+    return _blocked(q, k, v, segment_ids, prefix, block, config, layer_window)
 
 
-def _branches(segment_ids, prefix, windows, config, layer_window):
-    """Returns a function (q, k, v) -> attention for each window."""
-    return [
-        functools.partial(
-            banded_attention,
-            segment_ids=segment_ids,
-            window=window,
-            config=config,
-            layer_window=layer_window,
-            prefix=prefix,
-        )
-        for window in windows
-    ]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _blocked(q, k, v, segment_ids, prefix, block, config, layer_window):
+    return _forward(q, k, v, segment_ids, prefix, block, config, layer_window)[0]
 
 
-def _forward(q, k, v, segment_ids, which, prefix, *settings):
-    out = _switched(q, k, v, segment_ids, which, prefix, *settings)
-    return out, (q, k, v, segment_ids, which, prefix)
+def _seen(
+    segment_T: Array, prefix: Prefix | None, block: int, window: int | None
+) -> tuple[Array, Callable[[Array, Array], tuple[Array, Array]]]:
+    """Returns (count, of_step). `count`: how many blocks of keys each block of queries sees,
+    i32[N + 1], with a 0 at the end. `of_step(query, step)`: for each of C blocks of queries the
+    `step`th of these, i32[C], and which of its keys each query sees, bool[C, block, block].
+    """
+    place_T = jnp.arange(len(segment_T), dtype=jnp.int32)
+    fresh = (segment_T != jnp.roll(segment_T, 1)) | (segment_T < 0) | (place_T == 0)
+    begin_T = jax.lax.cummax(jnp.where(fresh, place_T, 0))
+    position_T = place_T - begin_T if prefix is None else prefix.position
+
+    def in_window(x):
+        return x if window is None else x + jnp.maximum(position_T - window + 1, 0)
+
+    def by_block(x):
+        return x.reshape(-1, block)
+
+    # A block of queries sees the blocks from the beginning of its first token's segment, or
+    # window, to itself, and before them `earlier` blocks of the prefix of that token. No other
+    # prefix that it sees begins before it.
+    own = jnp.arange(len(segment_T) // block, dtype=jnp.int32)
+    low = begin_T if window is None else jnp.maximum(begin_T, place_T - window + 1)
+    low = low[::block] // block
+    earlier = first = jnp.zeros_like(own)
+    if prefix is not None:
+        first = jnp.min(by_block(in_window(prefix.start)), axis=1) // block
+        end = (prefix.start + prefix.length)[::block]
+        earlier = jnp.maximum(jnp.minimum(-(-end // block), low) - first, 0)
+    count = jnp.pad(earlier + own - low + 1, (0, 1))
+
+    def of_step(query, step):
+        of_prefix = step < earlier[query]
+        key = jnp.where(of_prefix, first[query] + step, low[query] + step - earlier[query])
+        key = jnp.minimum(key, query)
+
+        def pairs(of_query, of_key, compare):
+            of_query, of_key = by_block(of_query)[query], by_block(of_key)[key]
+            return compare(of_query[:, :, None], of_key[:, None])
+
+        seen = pairs(segment_T, segment_T, jnp.equal)
+        if prefix is not None:
+            part = pairs(prefix.length, position_T, jnp.greater)
+            seen |= pairs(prefix.segment, segment_T, jnp.equal) & part
+        seen &= pairs(place_T, place_T, jnp.greater_equal)
+        if window is not None:
+            seen &= pairs(position_T - window, position_T, jnp.less)
+        return key, seen & (step < count[query])[:, None, None]
+
+    return count, of_step
 
 
-def _backward(windows, config, layer_window, saved, out_gradient):
-    # The switch is outside of the differentiated function: inside, the backward pass would hold the
-    # scores of every branch, with zeros for branches that were not taken.
-    *qkv, segment_ids, which, prefix = saved
+def _groups(count: Array, block: int, config: ModelConfig) -> tuple[Array, Array]:
+    """Returns (blocks of queries that are computed together, i32[S, C]; the place of each block in
+    these, i32[N]), from the counts of `_seen`. Those that see equally many blocks of keys are
+    together, as they take equally many steps. Block N, which is none, fills up the last group.
+    """
+    # A CPU's caches hold the scores of a few blocks; other chips are busy only with many.
+    together = max(1, (256 if config.platform == "cpu" else 4096) // block)
+    blocks = len(count) - 1
+    order = jnp.argsort(-count[:-1]).astype(jnp.int32)
+    order = jnp.pad(order, (0, -blocks % together), constant_values=blocks)
+    return order.reshape(-1, together), jnp.argsort(order)[:blocks]
 
-    def pulled(attend):
-        return lambda q, k, v, out_gradient: jax.vjp(attend, q, k, v)[1](out_gradient)
 
-    branches = map(pulled, _branches(segment_ids, prefix, windows, config, layer_window))
+def _by_block(x: Array, block: int, heads: int) -> Array:
+    """[T, H, K] -> [N, G, H / G * block, K] for G `heads`."""
+    _, all_heads, size = x.shape
+    x = x.reshape(-1, block, heads, all_heads // heads, size)
+    return x.transpose(0, 2, 3, 1, 4).reshape(len(x), heads, -1, size)
+
+
+def _by_token(x: Array, block: int) -> Array:
+    """The inverse of `_by_block`."""
+    count, heads, rows, size = x.shape
+    x = x.reshape(count, heads, rows // block, block, size).transpose(0, 3, 1, 2, 4)
+    return x.reshape(count * block, -1, size)
+
+
+def _product(config: ModelConfig, equation: str, *arrays: Array) -> Array:
+    """A product of arrays in the first one's dtype, summed in float32 at least."""
+    first, *others = arrays
+    others = (x.astype(first.dtype) for x in others)
+    kind = jnp.promote_types(first.dtype, jnp.float32)
     with full_precision(config):
-        gradients = jax.lax.switch(which, list(branches), *qkv, out_gradient)
-    return *gradients, None, None, None
+        return jnp.einsum(equation, first, *others, preferred_element_type=kind)
 
 
-_switched.defvjp(_forward, _backward)
+def _forward(q, k, v, segment_ids, prefix, block, config, layer_window):
+    size, heads = q.shape[-1], k.shape[1]
+    product = functools.partial(_product, config)
+    count, of_step = _seen(segment_ids, prefix, block, layer_window)
+    groups, place = _groups(count, block, config)
+    q_N, k_N, v_N = (_by_block(x, block, heads) for x in (q, k, v))
+
+    def attend(_, query):
+        q_C = q_N[query]
+
+        def step(number, state):
+            most, total, out = state
+            key, seen = of_step(query, number)
+            scores = product("cgqk,cgtk->cgqt", q_C, k_N[key]) * size**-0.5
+            seen = jnp.tile(seen, (1, q_C.shape[2] // block, 1))[:, None]
+            scores = jnp.where(seen, scores, -jnp.inf)
+            new = jnp.maximum(most, jnp.max(scores, axis=-1))
+            kept = jnp.exp(most - new)
+            probs = jnp.exp(scores - new[..., None])
+            out = out * kept[..., None] + product("cgtk,cgqt->cgqk", v_N[key], probs)
+            return new, total * kept + jnp.sum(probs, axis=-1), out
+
+        kind = jnp.promote_types(q.dtype, jnp.float32)
+        zeros = jnp.zeros(q_C.shape, kind)
+        start = (jnp.full(q_C.shape[:-1], -1e30, kind), zeros[..., 0], zeros)
+        most, total, out = jax.lax.fori_loop(0, jnp.max(count[query]), step, start)
+        total = jnp.where(total > 0, total, 1)
+        return None, (out / total[..., None], most + jnp.log(total))
+
+    _, found = jax.lax.scan(attend, None, groups)
+    out_N, lse_N = (x.reshape(-1, *x.shape[2:])[place] for x in found)
+    out = _by_token(out_N, block).astype(q.dtype)
+    return out, (q, k, v, segment_ids, prefix, out, lse_N)
+
+
+def _backward(block, config, layer_window, saved, of_out):
+    q, k, v, segment_ids, prefix, out, lse_N = saved
+    size, heads = q.shape[-1], k.shape[1]
+    product = functools.partial(_product, config)
+    count, of_step = _seen(segment_ids, prefix, block, layer_window)
+    groups, place = _groups(count, block, config)
+    q_N, k_N, v_N, of_out_N, out_N = (_by_block(x, block, heads) for x in (q, k, v, of_out, out))
+    kind = lse_N.dtype
+    mean_N = jnp.sum(of_out_N.astype(kind) * out_N.astype(kind), axis=-1)
+
+    def attend(totals, query):
+        q_C, of_out_C, lse_C, mean_C = (x[query] for x in (q_N, of_out_N, lse_N, mean_N))
+
+        def step(number, state):
+            of_q, of_k, of_v = state
+            key, seen = of_step(query, number)
+            scores = product("cgqk,cgtk->cgqt", q_C, k_N[key]) * size**-0.5
+            seen = jnp.tile(seen, (1, q_C.shape[2] // block, 1))[:, None]
+            probs = jnp.where(seen, jnp.exp(scores - lse_C[..., None]), 0)
+            of_probs = product("cgqk,cgtk->cgqt", of_out_C, v_N[key])
+            of_scores = probs * (of_probs - mean_C[..., None]) * size**-0.5
+            of_v = of_v.at[key].add(product("cgqk,cgqt->cgtk", of_out_C, probs))
+            of_k = of_k.at[key].add(product("cgqk,cgqt->cgtk", q_C, of_scores))
+            return of_q + product("cgtk,cgqt->cgqk", k_N[key], of_scores), of_k, of_v
+
+        start = (jnp.zeros(q_C.shape, kind), *totals)
+        of_q, *totals = jax.lax.fori_loop(0, jnp.max(count[query]), step, start)
+        return tuple(totals), of_q
+
+    zeros = jnp.zeros(k_N.shape, kind)
+    (of_k_N, of_v_N), of_q_N = jax.lax.scan(attend, (zeros, zeros), groups)
+    of_q_N = of_q_N.reshape(-1, *of_q_N.shape[2:])[place]
+    gradients = (_by_token(x, block).astype(q.dtype) for x in (of_q_N, of_k_N, of_v_N))
+    return *gradients, None, None
+
+
+_blocked.defvjp(_forward, _backward)

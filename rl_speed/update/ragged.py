@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from rl_speed.mesh import ROWS
 from rl_speed.policy import ModelConfig
 from rl_speed.policy.layers import adding
-from rl_speed.policy.packed import Prefix, Window, choose_window, make_windows
+from rl_speed.policy.packed import Prefix, block_of
 from rl_speed.policy.transformer import trainable
 
 Array = jax.Array
@@ -41,7 +41,6 @@ class PieceShape:
       kernel: attention kernel, as named by `policy.transformer.attention_kernel`.
       whole: most tokens of the rows of a piece if each had its own copy of its prefix, which is
         what "splash" and "cudnn" read. Equal to `tokens` if rows share nothing.
-      windows: attention windows, ascending; see `policy.packed`.
     """
 
     tokens: int
@@ -49,10 +48,6 @@ class PieceShape:
     width: int
     kernel: str = "xla"
     whole: int = 0
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        return make_windows(self.width, self.kernel, self.sharing)
 
     @property
     def sharing(self) -> bool:
@@ -69,16 +64,16 @@ class PieceShape:
         A piece has room for the longest possible row, and for as many rows as fit if their mean
         length is width / 16. See `UpdateConfig.sharing`.
         """
-        largest = make_windows(width, kernel)[-1]
+        block = block_of(width, kernel)
 
         def blocks(tokens):
-            return -(-int(tokens) // largest.block) * largest.block
+            return -(-int(tokens) // block) * block
 
-        tokens = blocks(max(micro_tokens or rows * width // 32, largest.size))
+        tokens = blocks(max(micro_tokens or rows * width // 32, width))
         whole = tokens
         if sharing > 1:
             no_limit = max(rows, 2) * tokens
-            whole = max(blocks(tokens * sharing), tokens + largest.block)
+            whole = max(blocks(tokens * sharing), tokens + block)
             whole = no_limit if kernel == "xla" else whole
         return cls(tokens, min(rows, 16 * -(-tokens // width)), width, kernel, whole)
 
@@ -205,7 +200,6 @@ class Piece(NamedTuple):
       used: bool[K], whether the place holds a row.
       at: i32[K, W - 1], position of the row's tokens in the piece; undefined after its end.
       length: i32[K], tokens of the row; 0 if unused.
-      which: i32[], index of the attention window; see `policy.packed.choose_window`.
     """
 
     tokens: Array
@@ -216,7 +210,6 @@ class Piece(NamedTuple):
     used: Array
     at: Array
     length: Array
-    which: Array
 
 
 def make_plan(rows: Rows, shape: PieceShape) -> PackingPlan:
@@ -279,9 +272,6 @@ def piece_of(plan: PackingPlan, tokens_RxW: Array, number: Array, shape: PieceSh
     tokens = jnp.where(held, tokens_RxW[row[slot], position], 0)
     segment = jnp.where(held, slot, -1)
 
-    longest = jnp.max(length - shared, initial=0)
-    which = choose_window(shape.windows, longest, jnp.max(shared, initial=0))
-
     def index(slot, position):
         in_prefix = position < shared[slot]
         return jnp.where(in_prefix, prefix[slot], offset[slot] - shared[slot]) + position
@@ -308,15 +298,7 @@ def piece_of(plan: PackingPlan, tokens_RxW: Array, number: Array, shape: PieceSh
     columns = jnp.arange(tokens_RxW.shape[1] - 1)[None]
     at = jnp.minimum(index(jnp.arange(shape.rows)[:, None], columns), shape.tokens - 1)
     return Piece(
-        tokens,
-        segment,
-        position,
-        prefix=prefixes,
-        row=row,
-        used=used,
-        at=at,
-        length=length,
-        which=which,
+        tokens, segment, position, prefix=prefixes, row=row, used=used, at=at, length=length
     )
 
 
