@@ -17,7 +17,7 @@ from rl_speed.rewards.judged import FailureWatch, counted
 from rl_speed.rewards.pool import CAUSES, UNGRADED, WorkerPool
 
 _log = logging.getLogger(__name__)
-_CALL = "rl_speed.environments.worker:call"
+_CALL = "rl_speed.environments:call"
 
 # Causes of `Turns.counts` beside those of a worker: the reply, with one more token, does not fit
 # into a response; the tokenizer has no token for its text. The trajectory ends there.

@@ -190,8 +190,12 @@ class ValueEstimator:
         self._add = on_mesh(add)
         self._apply = on_mesh(apply)
         head = init_head(model.width, hidden, seed)
-        several = spans_processes(mesh)
-        self._place = lambda tree: (place if several else jax.device_put)(tree, whole)
+        put = place if spans_processes(mesh) else jax.device_put
+
+        def on_all_devices(tree):
+            return put(tree, whole)
+
+        self._place = on_all_devices
         self._split = split
         self._state = self._place(HeadState(head, adam.init(head), np.int32(0), np.int32(0)))
         self._nothing = self._place((np.float32(0), jax.tree.map(np.zeros_like, head)))

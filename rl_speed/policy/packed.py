@@ -59,7 +59,7 @@ def block_of(longest: int, kernel: str = "xla") -> int:
     """
     if kernel == "splash":
         return splash.block_of(longest)
-    return 32 if longest <= 128 else 64
+    return min(32 if longest <= 128 else 64, -(-longest // 8) * 8)
 
 
 def causal_attention(
@@ -192,6 +192,7 @@ def _spread(kernel, q, k, v, segment_ids, prefix):
     return kernel(*copied, prefix.spread_segment[None])[:, prefix.back]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def blocked_attention(
     q: Array,
     k: Array,
@@ -216,12 +217,7 @@ def blocked_attention(
 
     Returns: [T, H, K]. Values of tokens without a segment are undefined.
     """
-    return _blocked(q, k, v, segment_ids, prefix, block, config, layer_window)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def _blocked(q, k, v, segment_ids, prefix, block, config, layer_window):
-    return _forward(q, k, v, segment_ids, prefix, block, config, layer_window)[0]
+    return _forward(q, k, v, segment_ids, block, config, layer_window, prefix=prefix)[0]
 
 
 def _seen(
@@ -312,7 +308,7 @@ def _product(config: ModelConfig, equation: str, *arrays: Array) -> Array:
         return jnp.einsum(equation, first, *others, preferred_element_type=kind)
 
 
-def _forward(q, k, v, segment_ids, prefix, block, config, layer_window):
+def _forward(q, k, v, segment_ids, block, config, layer_window=None, prefix=None):
     size, heads = q.shape[-1], k.shape[1]
     product = functools.partial(_product, config)
     count, of_step = _seen(segment_ids, prefix, block, layer_window)
@@ -383,4 +379,4 @@ def _backward(block, config, layer_window, saved, of_out):
     return *gradients, None, None
 
 
-_blocked.defvjp(_forward, _backward)
+blocked_attention.defvjp(_forward, _backward)

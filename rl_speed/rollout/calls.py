@@ -11,8 +11,8 @@ import numpy as np
 from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS, Rollouts, pack, unpack
-from rl_speed.replay.cuts import Replay
-from rl_speed.replay.responses import CachedResponse, pack_responses, unpack_responses
+from rl_speed.replay.cache import CachedResponse, pack_responses, unpack_responses
+from rl_speed.replay.prefixes import Replay
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import CallStopped, GenerationStats, PendingRollouts, SampleRequest
 from rl_speed.sampling import SCREENING, Rule, two_phase

@@ -14,7 +14,7 @@ from rl_speed.activity import activity
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import CACHED, POLICY, Rollouts
 from rl_speed.mesh import gathered, own_row_shards, place, place_rows, replicated, row_shards
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 from rl_speed.sampling import (
     Contexts,
     Decoder,

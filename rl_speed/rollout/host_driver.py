@@ -32,7 +32,7 @@ from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import PromptStream
 from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.estimates.budgets import Allocation, pack_visits, unpack_visits
-from rl_speed.replay.source import PrefixSource
+from rl_speed.replay.prefixes import PrefixSource
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.rollout.calls import (
     ActivePrompt,

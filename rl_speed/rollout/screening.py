@@ -11,9 +11,8 @@ import numpy as np
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.estimates.budgets import Allocation, Visit
-from rl_speed.replay.cuts import Replay
-from rl_speed.replay.responses import CachedResponse
-from rl_speed.replay.source import PrefixSource
+from rl_speed.replay.cache import CachedResponse
+from rl_speed.replay.prefixes import PrefixSource, Replay
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.sampling import Rule
 

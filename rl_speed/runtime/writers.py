@@ -58,9 +58,13 @@ class TensorBoard:
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
         self._protos = summary_pb2
-        self._text = lambda text: tensor_pb2.TensorProto(
-            dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")]
-        )
+
+        def as_tensor(text):
+            return tensor_pb2.TensorProto(
+                dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")]
+            )
+
+        self._text = as_tensor
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names.
         self._file = AppendedFile(

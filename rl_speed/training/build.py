@@ -71,8 +71,7 @@ from rl_speed.policy.prompt_formats import prompt_format
 from rl_speed.policy.tokenizer import warn_of_turn_end
 from rl_speed.policy.transfer import Transfer
 from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.cuts import PrefixConfig
-from rl_speed.replay.source import PrefixSource
+from rl_speed.replay.prefixes import PrefixConfig, PrefixSource
 from rl_speed.rewards import (
     ExactMatch,
     FunctionRewards,

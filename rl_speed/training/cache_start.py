@@ -13,8 +13,7 @@ import numpy as np
 
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt, digest, question_digests
-from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.responses import CachedResponse, load_responses
+from rl_speed.replay.cache import CachedResponse, ReplayCache, load_responses
 from rl_speed.rollout.generate import CallStopped, Generator, PendingRollouts, SampleRequest
 from rl_speed.rollout.host_driver import Scorer
 from rl_speed.runtime.hosts import Hosts

@@ -23,7 +23,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts, sources
 from rl_speed.mesh import ROWS, batch_sharding, own_row_shards, place_rows, replicated, row_shards
 from rl_speed.policy import ModelConfig
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 from rl_speed.sampling import (
     REJECTED,
     AdaptiveSamples,

@@ -14,8 +14,7 @@ import numpy as np
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.estimates.budgets import Allocation
-from rl_speed.replay.cuts import Replay
-from rl_speed.replay.source import PrefixSource
+from rl_speed.replay.prefixes import PrefixSource, Replay
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.screening import Screening, StepReport, starved, starved_advice
 from rl_speed.runtime.metrics import PhaseTimer

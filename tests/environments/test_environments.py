@@ -16,9 +16,8 @@ from rl_speed.config.command import override, split_overrides
 from rl_speed.config.presets import tiny, with_environment
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import ENVIRONMENT, Rollouts
-from rl_speed.environments import Reply, Trajectory, again, calculator
+from rl_speed.environments import Reply, Trajectory, again, calculator, call
 from rl_speed.environments.turns import NO_ROOM, FunctionEnvironment, Turns
-from rl_speed.environments.worker import call
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import sequence_logprobs
 from rl_speed.rewards.judged import RewardError

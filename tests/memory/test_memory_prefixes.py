@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from rl_speed.replay.cuts import PrefixConfig, cuts, suffix_budget
-from rl_speed.replay.responses import CachedResponse
+from rl_speed.replay.cache import CachedResponse
+from rl_speed.replay.prefixes import PrefixConfig, cuts, suffix_budget
 
 
 def cached(n, truncated=False, shortest=None):

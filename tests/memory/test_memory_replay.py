@@ -9,8 +9,7 @@ import pytest
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.responses import CachedResponse
+from rl_speed.replay.cache import CachedResponse, ReplayCache
 from rl_speed.runtime.checkpoint import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

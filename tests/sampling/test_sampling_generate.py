@@ -12,7 +12,7 @@ import pytest
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.mesh import make_mesh
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.sampling import SamplerConfig
 

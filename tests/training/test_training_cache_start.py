@@ -11,8 +11,7 @@ from fake_generation import answer, finished
 
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.prompts import Prompt, question_digests
-from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.responses import CachedResponse
+from rl_speed.replay.cache import CachedResponse, ReplayCache
 from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.training import build, cache_start
 from rl_speed.training.cache_start import SAMPLE_INDEX, start_cache, write_cache

@@ -20,7 +20,7 @@ from rl_speed.data.held_out import HeldOutSet
 from rl_speed.evaluation import evaluate
 from rl_speed.mesh import make_mesh
 from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 from rl_speed.rollout.generate import GenerationStats, SampleRequest, gather
 from rl_speed.rollout.screening import StarvedError, starved
 from rl_speed.runtime.metrics import read_lines

@@ -17,10 +17,8 @@ from rl_speed.data.rollouts import sources
 from rl_speed.mesh import make_mesh
 from rl_speed.objectives import Ppo
 from rl_speed.policy import sequence_logprobs
-from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.cuts import PrefixConfig, Replay
-from rl_speed.replay.responses import CachedResponse
-from rl_speed.replay.source import PrefixSource
+from rl_speed.replay.cache import CachedResponse, ReplayCache
+from rl_speed.replay.prefixes import PrefixConfig, PrefixSource, Replay
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.rollout.host_driver import HostDriver

@@ -8,7 +8,7 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 from rl_speed.rollout.evaluate import draw_in_calls
 from rl_speed.rollout.generate import Generator, SampleRequest
 

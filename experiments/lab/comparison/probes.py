@@ -19,11 +19,9 @@ from rl_speed.config import Config, Estimate, Replay
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import pass_at_k
-from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.cuts import PrefixConfig
-from rl_speed.replay.cuts import Replay as Cut
-from rl_speed.replay.responses import CachedResponse
-from rl_speed.replay.source import PrefixSource
+from rl_speed.replay.cache import CachedResponse, ReplayCache
+from rl_speed.replay.prefixes import PrefixConfig, PrefixSource
+from rl_speed.replay.prefixes import Replay as Cut
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.metrics import read_lines, write_atomically
 from rl_speed.sampling.rules import Uniform

@@ -18,7 +18,7 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.hlo import Phases
 from rl_speed.policy import DecodeAttention, ModelConfig
 from rl_speed.policy.hf import read_json
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.runtime.metrics import read_object

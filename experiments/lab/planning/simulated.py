@@ -19,8 +19,8 @@ from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.policy import DecodeAttention
-from rl_speed.replay.responses import CachedResponse
-from rl_speed.replay.source import PrefixSource
+from rl_speed.replay.cache import CachedResponse
+from rl_speed.replay.prefixes import PrefixSource
 from rl_speed.rollout.calls import capacities
 from rl_speed.rollout.evaluate import draw_on, fill_calls, plan_requests
 from rl_speed.rollout.generate import (

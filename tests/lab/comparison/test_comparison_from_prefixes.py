@@ -8,7 +8,7 @@ from fake_generation import answer, finished
 
 from lab.comparison.from_prefixes import right_from_prefixes
 from rl_speed.data.prompts import Prompt
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 
 
 def prompts(count):

@@ -10,7 +10,7 @@ from fake_generation import rollouts_of
 from lab.comparison import probes
 from rl_speed.config.presets import embedded
 from rl_speed.data.prompts import Prompt
-from rl_speed.replay.responses import CachedResponse
+from rl_speed.replay.cache import CachedResponse
 
 SAMPLES = 8
 # Of the prompts, by policy.

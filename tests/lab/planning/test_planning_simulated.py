@@ -21,7 +21,7 @@ from rl_speed import theory
 from rl_speed.config import methods, presets
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import make_mesh
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.prefixes import Replay
 from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.sampling import Decoder, SamplerConfig, halved
 from rl_speed.training import build
