@@ -31,7 +31,7 @@ from rl_speed.sampling.contract import (
     checked,
 )
 from rl_speed.sampling.logits import request_keys
-from rl_speed.sampling.rules import Rule, check_first, first_decision
+from rl_speed.sampling.rules import Rule, check_decisions
 from rl_speed.sampling.sampler import (
     SlotRequests,
     Slots,
@@ -380,7 +380,7 @@ def sample_adaptive(
     Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
     """
     check_prompts(prompts, rule, target, config)
-    check_first(rule, first_decision(rule))
+    check_decisions(rule)
     check_key(key)
     # Device tables are clipped, so that every response fits its row.
     if (of := prompts.prefixes) is not None:

@@ -56,6 +56,10 @@ METRICS = ("accuracy", "reward")
 NEEDS = ("budgets", "forecast", "rewards", "downsampling")
 
 
+# Made-up prompts of `check_decisions`.
+PLAYED = 16
+
+
 class Rule(Protocol):
     """Interface of a rule, as drivers use it."""
 
@@ -99,17 +103,38 @@ def check_first(rule: Rule, decision: Decision) -> None:
         )
 
 
-def first_decision(rule: Rule) -> Decision:
-    """Returns the rule's decision on two prompts without samples, as NumPy arrays, also while a
-    program is traced. If the rule needs budgets, these are the least and the most, `n_min` and
-    `n_max`.
+def check_decisions(rule: Rule) -> None:
+    """Raises ValueError if the rule's decisions on `PLAYED` made-up prompts cannot be carried out:
+    those of `check_first`, or an OPEN prompt that wants no more samples than it has or more than
+    `max_samples`.
+
+    The prompts' pass rates go from 0 to 1, their budgets from `n_min` to `n_max`. Decisions on
+    other counts are not seen. Works also while a program is traced.
     """
-    given = needs(rule, "budgets") and hasattr(rule, "n_min")
+    part = np.arange(PLAYED) / (PLAYED - 1)
+    budgets = None
+    if needs(rule, "budgets") and hasattr(rule, "n_min"):
+        budgets = np.round(rule.n_min + part * (rule.n_max - rule.n_min)).astype(np.int32)
+    have = np.zeros(PLAYED, np.int32)
+    undecided = np.ones(PLAYED, bool)
     with jax.ensure_compile_time_eval():
-        budgets = jnp.array([rule.n_min, rule.n_max], jnp.int32) if given else None
-        zeros = jnp.zeros((2,), jnp.int32)
-        decision, _ = rule.decide(Counts(zeros, zeros, zeros), rule.init(2, budgets))
-    return jax.device_get(decision)
+        state = rule.init(PLAYED, None if budgets is None else jnp.asarray(budgets))
+        while undecided.any():
+            right = np.floor(part * have + 0.5).astype(np.int32)
+            decision, state = rule.decide(Counts(*map(jnp.asarray, (have, have, right))), state)
+            status, want = jax.device_get((decision.status, decision.want))
+            if not have.any():
+                check_first(rule, Decision(want=want, status=status))
+            undecided &= status == OPEN
+            wrong = undecided & ((want <= have) | (want > rule.max_samples))
+            if (at := np.flatnonzero(wrong)).size:
+                i = at[0]
+                raise ValueError(
+                    f"{rule}: a prompt with {have[i]} samples, {right[i]} of them right, is OPEN "
+                    f"and wants {want[i]}; `decide` must want more than it has and at most "
+                    f"max_samples ({rule.max_samples})"
+                )
+            have = np.where(undecided, want, have).astype(np.int32)
 
 
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:

@@ -146,6 +146,29 @@ def test_a_rule_that_wants_no_first_sample_is_refused_by_both_drivers(status, wa
         sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 0, KEY, CONFIG)
 
 
+@dataclasses.dataclass(frozen=True)
+class Later(Uniform):
+    """Decides otherwise on prompts with half of their samples right."""
+
+    want: int = 0
+
+    def decide(self, counts, state):
+        decision, state = super().decide(counts, state)
+        half = (counts.done > 0) & (2 * counts.positive >= counts.done)
+        return Decision(
+            jnp.where(half, self.want, decision.want), jnp.where(half, OPEN, decision.status)
+        ), state
+
+
+@pytest.mark.parametrize("want", [0, 8, 9])
+def test_a_rule_that_later_wants_what_cannot_be_is_refused_before_sampling(want):
+    case = make_case(0, 4)
+    with pytest.raises(ValueError, match=rf"with 8 samples, 4 of .*OPEN and wants {want};"):
+        sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(case), Later(8, want), verify, 0, KEY, CONFIG
+        )
+
+
 def test_method_trains(rule_class, tmp_path):
     config = tiny(embedded("doubt_rloo"), 2, slots=16, prefill=4, train_prompts=48, eval_prompts=4)
     assert config.validate().rule == rule_class(8, 4, 0.2, 0.8)

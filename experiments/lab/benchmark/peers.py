@@ -111,7 +111,8 @@ class Workload:
         narrow = {**whole, "tails": self.tails, "tail": "narrow"}
         ours = {"rl_speed": whole, "rl_speed, narrow tail": narrow}
         if self.devices > 1:
-            ours = {"rl_speed, one device": {**whole, "devices": 1}, **ours}
+            one = {f"{name}, one device": {**how, "devices": 1} for name, how in ours.items()}
+            ours = {**one, **ours}
         # Its program is of the random policy's family.
         tunix = Peer("tunix", "sampling", "tunix_sampler", "tunix", "google-tunix")
         supervised = {name: how for name, how in ours.items() if how["tail"] == "whole"}
