@@ -435,8 +435,8 @@ def check_optimizer(c: Any, steps: int) -> None:
         load_function(o.kind)
     if o.kind == "muon" and c.model.lora_rank:
         raise ValueError(
-            "config.optimizer.kind='muon' is for the matrices of the layers, which adapters "
-            "(config.model.lora_rank) leave as they are: use adamw or adafactor"
+            "config.optimizer.kind='muon' trains the matrices of the layers, which are frozen with "
+            "LoRA (config.model.lora_rank): use adamw or adafactor"
         )
     name, warmup, of = "warmup_steps", o.warmup_steps, f"{steps} updates"
     if o.warmup_rl_steps:

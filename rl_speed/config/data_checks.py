@@ -214,14 +214,14 @@ def check_rewards(c: "Config") -> None:
         ):
             if c.get(name) != value:
                 raise ValueError(
-                    f"config.objective.advantage='ngrpo' takes 1 as the highest reward, but with "
-                    f"config.{name}={c.get(name)!r} it may be another: set it to {value!r}, or use "
-                    "another advantage"
+                    "config.objective.advantage='ngrpo' assumes that the highest reward is 1, but "
+                    f"config.{name}={c.get(name)!r} may change that: set config.{name}={value!r}, "
+                    "or use another advantage"
                 )
         if o.kl_coef > 0 and o.kl_in == "reward":
             raise ValueError(
-                "config.objective.advantage='ngrpo' takes 1 as the highest reward, but a KL in the "
-                "reward changes it: set config.objective.kl_in='loss'"
+                "config.objective.advantage='ngrpo' assumes that the highest reward is 1, but a KL "
+                "in the reward changes it: set config.objective.kl_in='loss'"
             )
     if r.format_weight and not (r.think_open and r.think_close):
         raise ValueError(

@@ -156,8 +156,8 @@ class Data:
     forecast_decay: float = 0.9
 
     def held_out_files(self) -> list[NamedFile]:
-        """Returns the files of the evaluation sets, in the order of `eval`; none for an embedded
-        task.
+        """Returns the files of the evaluation sets, in the order of `eval`; [] for an embedded
+        task. With `hold_out` but no `eval`, returns one entry with the file HELD_OUT_OF_TRAIN.
 
         Raises ValueError: `eval` is not a list of sets.
         """

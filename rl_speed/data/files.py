@@ -71,14 +71,16 @@ def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
     """Yields (line, value) for each row of a file; the value of an unreadable row is a DataError.
 
     - .jsonl: one value per line.
-    - .json: an array of rows; an object of columns, each an array or, as pandas writes it, an
-      object {row: value}; an object with only an array of objects, {"data": [...]}; or one value
-      per line.
+    - .json: an array of rows, or one of
+        an object of columns; a column is an array or, as pandas writes it, an object {row: value};
+        an object whose only field is an array of objects, {"data": [...]};
+        one value per line.
     - .csv, .tsv: the first line has the column names. Cells are text (`Cell`); an empty cell is
       None.
     - .parquet, .arrow (file or stream): nested columns become dicts and lists.
 
-    `line` is the row's number from 1; for .csv, .tsv and one value per line, the row's first line.
+    `line` is the row's number, from 1. For .csv, .tsv and one value per line it is the number of
+    the line in the file on which the row begins, from 1.
 
     Raises:
       DataError: the name has an unknown format, or the content does not match the format.

@@ -82,9 +82,10 @@ class Environment(Protocol):
     """Interface of an environment, as `turns.Turns` uses it.
 
     Attributes:
-      takes_verdict: whether it needs to know if the trajectories are correct.
-      counts: replies by cause, as in `rewards.pool.WorkerPool`.
-      last_message: latest message of each cause.
+      takes_verdict: whether `replies` needs to know if the trajectories are correct.
+      counts: number of replies by cause ("ok", or why there was no reply), as in
+        `rewards.pool.WorkerPool`.
+      last_message: cause -> its latest error message.
     """
 
     takes_verdict: bool

@@ -17,9 +17,16 @@ from rl_speed.objectives.advantages import (
     reinforce_pp,
     rloo,
 )
-from rl_speed.objectives.batch_loss import AGGREGATIONS, CORRECTIONS, policy_loss, token_weights
+from rl_speed.objectives.batch_loss import (
+    AGGREGATIONS,
+    CORRECTIONS,
+    merge_metrics,
+    policy_loss,
+    reduce_metrics,
+    summarise_metrics,
+    token_weights,
+)
 from rl_speed.objectives.divergences import KL_KINDS, kl
-from rl_speed.objectives.loss_metrics import merge_metrics, reduce_metrics, summarise_metrics
 from rl_speed.objectives.losses import (
     LOSSES,
     Cispo,

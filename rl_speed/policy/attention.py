@@ -95,8 +95,9 @@ class DecodeAttention:
 
     def parts(self, room: int, model: ModelConfig) -> tuple[int, ...]:
         """Returns the sizes of the arrays into which a row's cache of `room` positions is split, in
-        order. "ragged" keeps the first block in its own array, because a slice of a larger array
-        would be copied before the product.
+        order. The TPU kernel has one array, rounded up to whole blocks. "ragged" keeps the first
+        block in its own array, because a slice of a larger array would be copied before the
+        product.
         """
         if self.on_tpu(model):
             return (room + -room % decode_kernel.block_of(room),)

@@ -755,7 +755,7 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
         capped = [n for n in ("attn", "final") if hf.get(f"{n}_logit_softcapping")]
         if activation != "gelu_pytorch_tanh" or capped or hf.get("use_bidirectional_attention"):
             raise ValueError(
-                "of Gemma 3, hidden_activation gelu_pytorch_tanh is supported, without "
+                "Gemma 3 is supported only with hidden_activation gelu_pytorch_tanh, and without "
                 "attn_logit_softcapping, final_logit_softcapping and use_bidirectional_attention"
             )
     elif hf.get("hidden_act", "silu") != "silu":

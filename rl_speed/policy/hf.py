@@ -137,14 +137,14 @@ _PRE_MLP_NORM = Tensor("model.layers.{layer}.pre_feedforward_layernorm.weight", 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One stored tensor, which holds one of our weights or a part of it.
+    """One tensor of a Hugging Face checkpoint. It holds one of our weights or a part of it.
 
     Attributes:
-      name: the stored name.
+      name: the tensor's name in the checkpoint.
       keys: the weight's path in the parameter tree.
       shape: shape of `weight[index]` in our layout.
       index: the part's index in the weight, such as (layer,); () for a whole weight.
-      tensor: its layout.
+      tensor: name pattern and axis order in the checkpoint.
     """
 
     name: str

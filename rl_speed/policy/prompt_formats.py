@@ -46,8 +46,8 @@ class PromptFormat:
       user: the user turn, or the whole prompt if `chat` is False; only {question} is replaced.
       system: the system turn; None uses the template's default.
       chat: whether to use the tokenizer's chat template.
-      opening: text added after the prompt, with which the response begins; not added if the
-        rendered template already ends with it.
+      opening: text at the end of the prompt that begins the model's turn, such as "<think>". It is
+        not part of the response. It is not added if the rendered template already ends with it.
     """
 
     user: str = "{question}"

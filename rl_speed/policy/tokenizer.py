@@ -62,7 +62,8 @@ class TextGuard:
     """Encodes text from data (questions, turns) so that it cannot contain the guarded tokens.
 
     `protect` replaces the text of guarded tokens, such as "<|im_end|>", by placeholders before the
-    template is rendered. `encode` encodes the rendered text, and each placeholder as ordinary text.
+    template is rendered. `encode` tokenizes the rendered text. In place of each placeholder it
+    tokenizes the original text as ordinary text, so that it does not become the guarded token.
     Text without guarded tokens is encoded in one piece, as transformers does.
 
     Args:

@@ -153,8 +153,8 @@ def merge_adapters(layer: Params, lora: Lora | None) -> Params:
 
 
 def trainable(config: ModelConfig, tree: Any) -> Any:
-    """Replaces the leaves of `tree` that are not trained by None. `tree` has the structure of
-    `weights(config)`. Gradients and optimizer moments have the result's structure.
+    """Returns `tree` with None in place of each leaf that is not trained. `tree` has the structure
+    of `weights(config)`. Gradients and optimizer moments have the result's structure.
 
     Raises ValueError if `config.trainable` names a weight that the policy does not have.
     """

@@ -89,10 +89,11 @@ class StarvedError(RuntimeError):
 
 
 def starved_advice(rule: Rule, more: str) -> str:
-    """Advice in words on how to make a rule accept more prompts, by the fields that it has.
+    """Returns advice, as text, on how to make `rule` accept more prompts. Of the rule's settings it
+    names only those that the rule has.
 
     Args:
-      more: setting of the driver with which a step screens more prompts.
+      more: name of the setting with which a step screens more prompts, such as "driver.max_calls".
     """
     ways = [f"{verb} config.rule.{name}" for name, verb in _LENIENT.items() if hasattr(rule, name)]
     if not (hasattr(rule, "n_init") or hasattr(rule, "rounds")) and hasattr(rule, "n"):

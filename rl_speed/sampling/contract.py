@@ -227,9 +227,10 @@ def check_prefixes(
         if (bad := np.argwhere(used[..., None] & wrong)).size:
             at = tuple(bad[0])
             raise ValueError(
-                f"sample {at[-1]} of prompt {at[-2]} starts with {of.length[at]} tokens of a "
-                f"response, but its row of {prompts.lengths[at[:-1]]} tokens has "
-                f"{held[at[:-1]][0]} behind a prompt of {of.prompt_length[at[:-1]]}"
+                f"prompt {at[-2]} has a row of {prompts.lengths[at[:-1]]} tokens: "
+                f"{of.prompt_length[at[:-1]]} of the prompt (at least 1) and {held[at[:-1]][0]} of "
+                f"a response to replay. Sample {at[-1]} starts with {of.length[at]} tokens of this "
+                "response; allowed are 0 to all of them"
             )
 
 

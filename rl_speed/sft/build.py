@@ -335,11 +335,14 @@ def build_answers(
     ends: tuple[int, ...],
     held: Sequence[Example],
 ) -> tuple[Callable[..., dict[str, float] | None], Callable[[], None]]:
-    """Builds (the evaluation of sampled answers, the function that ends its processes).
+    """Returns (evaluate, close). `close` ends the verifier's worker processes.
 
-    The evaluation, (params, stop) -> metrics or None, samples `evaluation.samples` answers to each
-    held-out question with a gold answer and judges them by math-verify. A response has at most
-    `examples.max_length` tokens minus the longest prompt's.
+    `evaluate(params, stop)` returns metrics, or None if `stop` ended it. It samples
+    `evaluation.samples` answers to each held-out question that has a gold answer, and judges them
+    by math-verify. A response has at most `examples.max_length` - P tokens, where P is the length
+    of the longest prompt.
+
+    Raises ValueError: no held-out question has a gold answer.
     """
     questions = {e.question: e for e in held if e.answer}.values()
     if not questions:

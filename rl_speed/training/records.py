@@ -67,8 +67,9 @@ def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
 def rollout_record(
     step: int, group: Rollouts, tokenizer: Any, end_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns one sample of a group, decoded. Its index follows the step, so that successive steps
-    show samples of both phases.
+    """Returns a record of one sample of a group, with its response as text. The sample's index is
+    `step` modulo the group's size, so that successive steps show samples of screening and of
+    continuation.
     """
     index = step % len(group)
     (response,) = decode_responses(tokenizer, group.take([index]), end_tokens)

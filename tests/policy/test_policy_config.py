@@ -306,7 +306,7 @@ def test_layers_that_differ_repeat_in_the_shortest_period():
         ),
         (
             {"model_type": "gemma3_text", "final_logit_softcapping": 30.0},
-            "of Gemma 3, hidden_activation gelu_pytorch_tanh is supported, without",
+            "Gemma 3 is supported only with hidden_activation gelu_pytorch_tanh, and without",
         ),
         (
             {"model_type": "smollm3", "no_rope_layers": [1]},

@@ -265,5 +265,5 @@ def test_a_function_of_yours_is_an_optimizer(tmp_path, monkeypatch, repo):
     with pytest.raises(ValueError, match="'my_optimizers:adam' cannot be used"):
         whole.validate()
     whole.optimizer.kind, whole.model.lora_rank = "muon", 4
-    with pytest.raises(ValueError, match="config.optimizer.kind='muon' is for the matrices"):
+    with pytest.raises(ValueError, match="config.optimizer.kind='muon' trains the matrices"):
         whole.validate()

@@ -409,7 +409,9 @@ def test_settings_that_contradict_each_other():
     config.objective.advantage = "ngrpo"
     config.validate()
     config.reward.format_weight = 0.5
-    with pytest.raises(ValueError, match="takes 1 as the highest reward, .*format_weight=0.5"):
+    with pytest.raises(
+        ValueError, match="assumes that the highest reward is 1, .*format_weight=0.5"
+    ):
         config.validate()
     config = Config()
     config.reward = Reward(format_weight=1.0, think_close="")
