@@ -471,7 +471,7 @@ TARGETS = (
     ("sampling", "transformers", 6.0, 4.0),
     ("sampling", "tunix", 9.0, None),
     ("sft", "transformers", None, 2.0),
-    ("step", "TRL, as it comes", 4.0, 4.0),
+    ("step", "TRL, as it comes", 10.0, 4.0),
 )
 
 
