@@ -98,7 +98,7 @@ def test_everyone_is_measured_in_turns(programs, work, tmp_path):
     each = [f"turn {turn} of 2" for peers in (4, 2, 4) for turn in (1, 2) for _ in range(peers)]
     assert [line.split(": ", 1)[0] for line in turns] == each
     assert peers.ratio(numbers, "sampling", "transformers") == pytest.approx(6.5)
-    assert list(peers.verdicts(numbers).values()) == [True, False, True]
+    assert list(peers.verdicts(numbers).values()) == [True, False, False]
     text = peers.table(json.loads(json.dumps(numbers)))
     assert "tokens computed in an update / held 1.10" in text and "absent" not in text
     peers.plot(numbers, tmp_path / "plot.png")
@@ -151,8 +151,9 @@ def test_our_own_programs_do_the_work(tmp_path):
         kind: [p for p in numbers["peers"] if p["kind"] == kind] for kind in ("sampling", "step")
     }
     for found in by_kind.values():
-        one, whole, narrow = ([turn["tokens"] for turn in peer["turns"]] for peer in found)
-        assert one == whole == narrow  # neither devices nor a narrower batch change a token
-        assert all(work.prompts * work.samples <= n for n in whole)
-        assert all(n <= work.prompts * work.samples * work.max_new for n in whole)
+        first, *others = ([turn["tokens"] for turn in peer["turns"]] for peer in found)
+        # Neither devices nor a narrower batch change a token.
+        assert others == [first] * 3
+        assert all(work.prompts * work.samples <= n for n in first)
+        assert all(n <= work.prompts * work.samples * work.max_new for n in first)
     assert all(turn["padding"] >= 1 for p in by_kind["step"] for turn in p["turns"])
