@@ -274,8 +274,9 @@ def _seen(
 
 def _groups(count: Array, block: int, config: ModelConfig) -> tuple[Array, Array]:
     """Returns (blocks of queries that are computed together, i32[S, C]; the place of each block in
-    these, i32[N]), from the counts of `_seen`. Those that see equally many blocks of keys are
-    together, as they take equally many steps. Block N, which is none, fills up the last group.
+    these, i32[N]), from the counts of `_seen`. Blocks that see about as many blocks of keys are
+    together, because a group takes as many steps as its longest. The last group is filled up with
+    N, which stands for no block.
     """
     # A CPU's caches hold the scores of a few blocks; other chips are busy only with many.
     together = max(1, (256 if config.platform == "cpu" else 4096) // block)

@@ -284,8 +284,8 @@ def attention_implementation(
 ) -> str:
     """Selects the implementation for `jax.nn.dot_product_attention`: "cudnn" or "xla".
 
-    "xla" serves layers with a window, and masked rows of odd length: in cuDNN's backward pass a
-    mask (passed as a bias) needs an even length.
+    "xla" computes layers with a window, and masked rows of odd length, because in cuDNN's backward
+    pass a mask (passed as a bias) needs an even length.
 
     Args:
       masked: whether a mask is passed.

@@ -74,7 +74,7 @@ def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing, ne
     seen = {}
     for number in range(int(plan.count)):
         piece = jax.device_get(pieces(plan, tokens, number, shape))
-        own, prefixes, total, held = [], {}, 0, {}
+        prefixes, total, held = {}, 0, {}
         for place in np.flatnonzero(piece.used):
             row = int(piece.row[place])
             length, shared = lengths[row], table.shared[row]
@@ -99,7 +99,6 @@ def test_every_row_is_in_one_piece_whole(rows, width, micro, kernel, sharing, ne
                 np.testing.assert_array_equal(piece.tokens[read], tokens[row, :length])
                 np.testing.assert_array_equal(piece.prefix.spread[piece.prefix.back[read]], read)
             seen[row] = number
-            own.append(length - shared)
             total += length - shared
         total += sum(held.values())
         assert (piece.segment >= 0).sum() == total
