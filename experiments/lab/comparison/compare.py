@@ -3,6 +3,7 @@ predictions and pictures of all of it.
 """
 
 import copy
+import dataclasses
 import json
 import os
 import time
@@ -87,7 +88,8 @@ def compare(
                 pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command
             )
         rates = pass_rates.load(workdir)["rates"]
-    ratio = protocol.ratio if protocol else 2.0
+    charge = protocol.charge if protocol else runs.Charge()
+    first = variants[0]
 
     def trained(variants, seeds):
         if processes > 1:
@@ -95,7 +97,10 @@ def compare(
         done = runs.run_all(of_method, variants, seeds, workdir)
         for run in done:
             runs.check_whole(run, runs.folder_of(workdir, run.variant, run.seed))
-            run.ratio = ratio
+            run.charge = charge
+        batch = next(run for run in done if run.variant.spec == first.spec).trained
+        for run in done:
+            run.charge = dataclasses.replace(charge, batch=batch)
         return done
 
     tried: list[runs.Run] = []
@@ -117,7 +122,7 @@ def compare(
     rules = {
         v.spec: (c.rule.n_init, c.rule.n_cont)
         for v in variants
-        if v.baseline
+        if v.method.startswith(("speed_", "forecast_"))
         for c in [v.of(of_method)]
         if isinstance(c.rule, Speed)
     }
@@ -150,7 +155,8 @@ def compare(
                 command,
                 machine,
                 protocol.says if protocol else "",
-                ratio,
+                charge,
+                first.label,
             ),
             *([learning_rates.markdown(tried, best, rate_target)] if tried else []),
             *([benchmarks.markdown(by_benchmark)] if by_benchmark else []),

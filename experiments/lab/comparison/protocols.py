@@ -7,6 +7,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 
+from lab.comparison.runs import Charge
 from rl_speed.config import Config, methods, presets
 from rl_speed.sampling.rules import Allocated
 
@@ -19,14 +20,14 @@ class Protocol:
       says: in a sentence, for the first line of tables.
       methods: what is run by default, as `runs.Variant` takes it.
       adjust: what every run has besides its method's own fields.
-      ratio: seconds of inference to those of an update, for as many samples: what the modelled time
-        T charges (`Run.curve`). The SPEED paper's 2, where no other is known.
+      charge: what the modelled time T charges. The SPEED paper's 2 to 1 (section 2), where no other
+        is known.
     """
 
     says: str
     methods: tuple[str, ...]
     adjust: Callable[[Config], object] = lambda config: None
-    ratio: float = 2.0
+    charge: Charge = Charge()
 
     def settings(self, of_method: methods.OfMethod) -> methods.OfMethod:
         """`of_method` with what the protocol changes."""

@@ -58,18 +58,22 @@ class Variant:
 
     @property
     def baseline(self) -> str | None:
-        """The method that this one chooses prompts for: rloo for speed_rloo, and likewise."""
+        """The method that this one is compared with: rloo for speed_rloo, and likewise."""
         way, _, method = self.method.partition("_")
-        return method if way in ("speed", "forecast") else None
+        if way in ("speed", "forecast", "rpo"):
+            return method.removesuffix("_paper").removesuffix("_released")
+        return methods.BASELINES[self.method] if way in ("band", "ada") else None
 
     def find_baseline(self, specs: Mapping[str, Any]) -> Any:
-        """The value in `specs` of the baseline with the same changes, else without any; None where
-        there is none.
+        """The value in `specs` of the baseline with the same changes, else without any, else of the
+        first with others; None where there is none.
         """
         if self.baseline is None:
             return None
         alike = "@".join([self.baseline, *self.spec.split("@")[1:]])
-        return specs.get(alike, specs.get(self.baseline))
+        others = (spec for spec in specs if spec.split("@")[0] == self.baseline)
+        found = next((spec for spec in (alike, self.baseline, *others) if spec in specs), None)
+        return specs.get(found)
 
     def apply(self, config: Config) -> Config:
         """Set the fields. Raises ValueError naming the method or the field that does not exist."""
@@ -92,12 +96,27 @@ class Variant:
         return config
 
 
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    """What the modelled time T charges, in RL steps of a reference that draws what it trains on.
+
+    Attributes:
+      ratio: seconds of inference to those of an update, for as many samples or tokens.
+      unit: "samples" or "tokens", generated and trained on.
+      batch: of these, what a step of the reference trains on; None: what the run itself does.
+    """
+
+    ratio: float = 2.0
+    unit: str = "samples"
+    batch: float | None = None
+
+
 @dataclasses.dataclass
 class Run:
     """A finished run: its summary (with the held-out curve), its metrics, a dict a step,
     the configuration it ran with, what was measured with its policy afterwards by name of the
     probe, and its seconds of wall-clock, evaluation and compilation included (None: nobody noted).
-    `ratio`: of inference to update, for the modelled time.
+    `charge`: what the modelled time charges.
     """
 
     variant: Variant
@@ -107,7 +126,7 @@ class Run:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     probes: dict[str, Any] = dataclasses.field(default_factory=dict)
     wall_s: float | None = None
-    ratio: float = 2.0
+    charge: Charge = Charge()
 
     def unlike(self, config: Config) -> list[str]:
         """What this run's settings have that `config` has otherwise: "training.steps=2, not 3"."""
@@ -131,6 +150,17 @@ class Run:
         return float(np.mean(trained)) if trained else np.nan
 
     @property
+    def trained(self) -> float:
+        """Mean of what a step trains on, in the unit of `charge`."""
+        if self.charge.unit == "samples":
+            return self.batch
+        return float(self._tokens()[-1]) / len(self.records)
+
+    def _tokens(self) -> np.ndarray:
+        """Tokens trained on up to each step, f64[steps]; NaN behind a step that does not tell."""
+        return np.cumsum([r.get("train/tokens", np.nan) for r in self.records])
+
+    @property
     def held_out(self) -> list[str]:
         """Names of the held-out sets that every evaluation was made on; none where there is one
         set without a name.
@@ -140,17 +170,20 @@ class Run:
 
     def curve(self, x: str, name: str = "") -> tuple[np.ndarray, np.ndarray]:
         """(x, accuracy on a held-out set, or with "" over all questions) with x one of "train_s",
-        "tokens", "optimizer_steps", "samples", "step", or "modelled": T, in RL steps that draw the
-        samples that they train on, where `ratio` parts of them are inference and one is the update.
+        "tokens", "optimizer_steps", "samples", "step", or "modelled": T, by `charge`.
         """
         points = self.summary["evaluations"]
         key = f"eval/{name}/accuracy" if name else "eval/accuracy"
         accuracy = np.array([p[key] for p in points])
         if x != "modelled":
             return np.array([p[x] for p in points], float), accuracy
-        batches = np.array([p["samples"] for p in points], float) / self.batch
-        steps = np.array([p["step"] for p in points], float)
-        return (self.ratio * batches + steps) / (self.ratio + 1), accuracy
+        charge = self.charge
+        steps = np.array([p["step"] for p in points])
+        trained = steps * self.batch if charge.unit == "samples" else self._tokens()[steps - 1]
+        trained = np.where(steps > 0, trained, 0.0)
+        drawn = np.array([p[charge.unit] for p in points], float)
+        batch = self.trained if charge.batch is None else charge.batch
+        return (charge.ratio * drawn + trained) / ((charge.ratio + 1) * batch), accuracy
 
     def reaches(self, target: float, x: str, name: str = "") -> float | None:
         """Where the held-out curve first crosses the target, by linear interpolation;

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.comparison.runs import Run, Variant
+from lab.comparison.runs import Charge, Run, Variant
 from rl_speed.theory import expected_speedup
 
 # "fused" is the whole step where it is one program.
@@ -156,7 +156,7 @@ def predictions(
             rest = ours["step"] - ours["generate"]
             step = (theirs["generate"] * samples + rest) / theirs["step"]
         # In samples of a group for each that is trained on.
-        ratio = members[0].ratio
+        ratio = members[0].charge.ratio
         drawn, theirs_drawn = (x.samples_per_group / (n_init + n_cont) for x in (mine, reference))
         modelled = (ratio * drawn + 1) / (ratio * theirs_drawn + 1)
         more = optimizer_steps(members) / optimizer_steps(base)
@@ -221,9 +221,14 @@ def markdown(
     command: str,
     machine: str,
     protocol: str = "",
-    ratio: float = 2.0,
+    charge: Charge = Charge(),
+    reference: str = "",
 ) -> str:
-    """The whole table.md; `protocol`: how the methods are compared, `ratio`: see `Run`."""
+    """The whole table.md.
+
+    Args:
+      protocol: how the methods are compared. charge: see `Charge`; reference: whose batch it has.
+    """
     lines = [
         f"# Time to a held-out accuracy of {target:.2f}, from {start:.3f}",
         "",
@@ -236,8 +241,9 @@ def markdown(
         (
             "Mean over seeds; a speed-up is the mean of the ratios seed by seed (smallest to "
             "largest). Wall-clock is without evaluation, checkpoints and compilation. T counts RL "
-            "steps that draw as many samples as they train on, of which inference takes "
-            f"{ratio:g} parts and the update 1."
+            f"steps that draw as many {charge.unit} as they train on, of which inference takes "
+            f"{charge.ratio:g} parts and the update 1"
+            + (f"; a step is one of {reference}." if reference else ".")
         ),
         "",
         "| method | "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lab.comparison import budgets, learning_rates, measures, plots, protocols, table
-from lab.comparison.runs import Run, Variant, check_whole, load_run, train
+from lab.comparison.runs import Charge, Run, Variant, check_whole, load_run, train
 from rl_speed.config import methods
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling.rules import Band, Speed
@@ -81,7 +81,7 @@ def test_modelled_time_charges_inference_and_update(runs):
     ours, base = table.time_to_target(runs, 0.46)
     assert base["modelled"]["values"] == pytest.approx(base["step"]["values"])
     assert ours["modelled"]["values"] == pytest.approx([8 * 5 / 3] * 2)
-    runs[0].ratio = 0.0  # inference is free
+    runs[0].charge = Charge(ratio=0.0)  # inference is free
     assert table.time_to_target(runs, 0.46)[0]["modelled"]["values"][0] == pytest.approx(8)
     speed = {"name": "speed", "n_init": 4, "n_cont": 6}
     assert dataclasses.replace(runs[0], config={**runs[0].config, "rule": speed}).batch == 100
