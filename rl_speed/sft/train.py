@@ -285,6 +285,7 @@ class SFTTrainer:
         # Record of the last update, if its evaluation was stopped.
         self._untold: dict[str, float] = {}
         self.workdir = None if workdir is None else Path(workdir)
+        self._examples = str(parts.counts.get("examples_sha256", ""))
         self._checkpoints = None
         self._writers = []
         self._problem = ""
@@ -318,6 +319,11 @@ class SFTTrainer:
         found = self._checkpoints.restore_newest(self._to_save())
         if found is not None:
             self.step, state, host = found
+            if (saved := host.get("examples", self._examples)) != self._examples:
+                raise ValueError(
+                    f"{folder} has checkpoints of a run on other examples ({saved[:12]}, not "
+                    f"{self._examples[:12]}): remove it, or choose another --workdir"
+                )
             self._untold = json.loads(host.get("untold", "{}"))
             self.params = merge_trained(state["params"], self.params)
             self._opt_state = state["opt_state"]
@@ -345,7 +351,9 @@ class SFTTrainer:
         self._require_sound()
         if self._checkpoints is not None:
             self._checkpoints.save(
-                self.step, self._to_save(), {"step": self.step, "untold": json.dumps(self._untold)}
+                self.step,
+                self._to_save(),
+                {"step": self.step, "untold": json.dumps(self._untold), "examples": self._examples},
             )
 
     def _unsaved(self) -> str:

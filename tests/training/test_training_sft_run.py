@@ -413,3 +413,7 @@ def test_a_folder_of_conversations_trains_and_is_known_again(settings, tmp_path)
     chat.data.train = ",".join(map(str, reversed(names)))
     with pytest.raises(ValueError, match="examples_sha256|data.train"):
         build(chat, str(tmp_path / "out"))
+    # Checkpoints without their config.json say it, too.
+    (run.workdir / "config.json").unlink()
+    with pytest.raises(ValueError, match="has checkpoints of a run on other examples"):
+        build(chat, str(tmp_path / "out"))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lab.comparison.runs import Charge
 from rl_speed.config import Config, methods, presets
-from rl_speed.sampling.rules import Allocated
+from rl_speed.sampling.rules import Allocated, Dynamic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,16 @@ def _once_or_six_times(*names: str) -> tuple[str, ...]:
 
 
 def _bae(config: Config) -> None:
-    """16 prompts of 16 samples; accuracy, form and language are rewarded alike (section 5.1)."""
+    """16 prompts of 16 samples; accuracy, form and language are rewarded alike (section 5.1). Least
+    visited prompts first, and nothing waits for the next step (Algorithm 1). KL as in
+    `presets.band`.
+    """
     config.set("rule.n", 16)
     config.driver.groups = 16
+    config.driver.max_age = 0
+    config.data.order = "visits"
     config.reward.format_weight = config.reward.language_weight = 1.0
+    config.objective.kl_coef, config.objective.reference_every = 1e-3, 64
 
 
 def _ada(config: Config) -> None:
@@ -72,9 +78,22 @@ def _ada(config: Config) -> None:
 
 
 def _rpo(config: Config) -> None:
-    """Equation 5's KL to the starting policy, by the release's coefficient; no weight decay."""
+    """96 groups of 6 at a temperature of 0.7; equation 5's KL to the starting policy, by the
+    release's coefficient; no weight decay. RPO cuts off at most half of the shortest response and
+    rewards short ones (sections 3.4 and 4.2), by as much over the task's lengths as over the
+    paper's 2,690 tokens.
+    """
+    config.set("rule.n", 6)
+    config.driver.groups = 96
+    config.driver.screen_prompts, config.driver.buffer_groups = 96, 192
+    config.sampler.temperature = config.evaluation.temperature = 0.7
     config.objective.kl_coef = 0.04
     config.optimizer.weight_decay = 0.0
+    if config.replay.window != "none":
+        config.replay.window = "half_min"
+        config.reward.length_alpha = round(0.01 * 2690 / config.sampler.max_new, 2)
+        if isinstance(config.rule, Dynamic):
+            config.rule = Dynamic(n=6, metric="reward")
 
 
 _SPEED = ("rloo", "speed_rloo", "dapo", "speed_dapo")
@@ -94,12 +113,15 @@ PROTOCOLS = {
     ),
     "bae": Protocol(
         "Bae et al.: 16 prompts of 16 samples a step, rewards for accuracy, form and language, "
-        "std-normalised advantages; time to the best that plain GRPO reaches",
+        "std-normalised advantages; balanced bands of pass rates (0 to 1, 0.3 to 0.7) and skewed "
+        "ones (above 0, above 0.4, below 0.6)",
         (
             "grpo",
-            "band_grpo@rule.low=0.3@rule.high=0.7",
             "band_grpo@rule.low=0@rule.high=1@rule.inclusive=neither",
+            "band_grpo@rule.low=0.3@rule.high=0.7@rule.inclusive=neither",
             "band_grpo@rule.low=0@rule.high=1@rule.inclusive=high",
+            "band_grpo@rule.low=0.4@rule.high=1@rule.inclusive=high",
+            "band_grpo@rule.low=0@rule.high=0.6@rule.inclusive=low",
         ),
         _bae,
     ),
@@ -115,9 +137,12 @@ PROTOCOLS = {
         _ada,
     ),
     "rpo": Protocol(
-        "RPO: KL of 0.04 to the starting policy for every method, each at its own learning rate, "
-        "replayed prefixes trained on; equal tokens and equal time",
+        "RPO: 96 prompts of 6 samples a step at a temperature of 0.7, KL of 0.04 to the starting "
+        "policy for every method; RPO begins in the second half of cached responses, trains on "
+        "what it replays, and rewards short responses; a token decoded takes 5.7 times as long as "
+        "one trained on, so that decoding is 85% of a step of GRPO",
         ("grpo", "rpo_grpo_paper", "dapo", "rpo_dapo_paper"),
         _rpo,
+        Charge(ratio=0.85 / 0.15, unit="tokens"),
     ),
 }
