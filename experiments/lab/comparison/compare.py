@@ -107,7 +107,8 @@ def compare(
     if grid:
         tried = trained([runs.Variant(v.spec, r) for v in variants for r in grid], tuning_seeds)
         rate_target = targets.get("") or table.default_target(tried)
-        best = learning_rates.choose(tried, rate_target)
+        by_end = protocol is not None and protocol.rate_by_end
+        best = learning_rates.choose(tried, None if by_end else rate_target)
         variants = [runs.Variant(v.spec, best[v.spec]) for v in variants]
     done = trained(variants, seeds)
     grouped = table.group_runs(done)

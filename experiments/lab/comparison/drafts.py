@@ -48,7 +48,7 @@ WIDTH = MIXTURES["wide"].width - 1  # characters of a draft
 MAX_NEW = len((OPEN, CLOSE, "answer", END)) + MAX_DRAFTS * (WIDTH + 1)
 SHAPE = {"width": 64, "layers": 3, "mlp_width": 192, "max_position": 160}
 
-TRAIN, HELD_OUT, DEMONSTRATIONS = {"wide": 8192, "repairable": 2048}, 512, 40_000
+TRAIN, HELD_OUT, DEMONSTRATIONS = {"wide": 8192, "repairable": 1024}, 512, 40_000
 VARIANTS = (("grpo", *(name for name in methods.METHODS if name != "grpo")), tuple(MIXTURES))
 
 

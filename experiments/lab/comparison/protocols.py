@@ -22,12 +22,15 @@ class Protocol:
       adjust: what every run has besides its method's own fields.
       charge: what the modelled time T charges. The SPEED paper's 2 to 1 (section 2), where no other
         is known.
+      rate_by_end: each method gets the learning rate with the highest accuracy at the end, not that
+        which reaches the target first. For papers whose runs have a given length.
     """
 
     says: str
     methods: tuple[str, ...]
     adjust: Callable[[Config], object] = lambda config: None
     charge: Charge = Charge()
+    rate_by_end: bool = False
 
     def settings(self, of_method: methods.OfMethod) -> methods.OfMethod:
         """`of_method` with what the protocol changes."""
@@ -124,6 +127,7 @@ PROTOCOLS = {
             "band_grpo@rule.low=0@rule.high=0.6@rule.inclusive=low",
         ),
         _bae,
+        rate_by_end=True,
     ),
     "ada": Protocol(
         "Reinforce-Ada: the same 96 prompts a step for every method, GRPO of 4, 8 and 16 samples "
@@ -135,6 +139,7 @@ PROTOCOLS = {
             "ada_est_ema_released",
         ),
         _ada,
+        rate_by_end=True,
     ),
     "rpo": Protocol(
         "RPO: 96 prompts of 6 samples a step at a temperature of 0.7, KL of 0.04 to the starting "
@@ -144,5 +149,6 @@ PROTOCOLS = {
         ("grpo", "rpo_grpo_paper", "dapo", "rpo_dapo_paper"),
         _rpo,
         Charge(ratio=0.85 / 0.15, unit="tokens"),
+        rate_by_end=True,
     ),
 }
