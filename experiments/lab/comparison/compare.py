@@ -159,7 +159,7 @@ def compare(
                 charge,
                 first.label,
             ),
-            *([learning_rates.markdown(tried, best, rate_target)] if tried else []),
+            *([learning_rates.markdown(tried, best, rate_target, by_end)] if tried else []),
             *([benchmarks.markdown(by_benchmark)] if by_benchmark else []),
             budgets.markdown(limits, budget_rows),
         ]

@@ -37,8 +37,10 @@ def choose(tried: Sequence[Run], target: float | None) -> dict[str, float]:
     return {spec: rate for spec, (_, rate) in best.items()}
 
 
-def markdown(tried: Sequence[Run], best: Mapping[str, float], target: float | None) -> str:
-    """A section of table.md; `target`: that of `choose`."""
+def markdown(
+    tried: Sequence[Run], best: Mapping[str, float], target: float | None, by_end: bool = False
+) -> str:
+    """A section of table.md; `target`: where T is taken; `by_end`: `choose` had none."""
     grouped = group_runs(tried)
     rates = sorted({variant.rate for variant in grouped})
     seeds = ", ".join(map(str, sorted({run.seed for run in tried})))
@@ -48,7 +50,8 @@ def markdown(tried: Sequence[Run], best: Mapping[str, float], target: float | No
         "",
         (
             f"T to {where}, and accuracy at the end, of seeds {seeds}, which are in no other "
-            "table. Each method ran with the rate in bold."
+            "table. Each method ran with the rate in bold, "
+            + ("that of the highest accuracy." if by_end else "that of the least T.")
         ),
         "",
         "| method | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
