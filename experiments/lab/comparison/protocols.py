@@ -116,15 +116,14 @@ PROTOCOLS = {
     ),
     "bae": Protocol(
         "Bae et al.: 16 prompts of 16 samples a step, rewards for accuracy, form and language, "
-        "std-normalised advantages; balanced bands of pass rates (0 to 1, 0.3 to 0.7) and skewed "
-        "ones (above 0, above 0.4, below 0.6)",
+        "std-normalised advantages; balanced bands of pass rates (0.2 to 0.8, 0.3 to 0.7) and "
+        "skewed ones (above 0.2, below 0.8)",
         (
             "grpo",
-            "band_grpo@rule.low=0@rule.high=1@rule.inclusive=neither",
+            "band_grpo@rule.low=0.2@rule.high=0.8@rule.inclusive=neither",
             "band_grpo@rule.low=0.3@rule.high=0.7@rule.inclusive=neither",
-            "band_grpo@rule.low=0@rule.high=1@rule.inclusive=high",
-            "band_grpo@rule.low=0.4@rule.high=1@rule.inclusive=high",
-            "band_grpo@rule.low=0@rule.high=0.6@rule.inclusive=low",
+            "band_grpo@rule.low=0.2@rule.high=1@rule.inclusive=high",
+            "band_grpo@rule.low=0@rule.high=0.8@rule.inclusive=low",
         ),
         _bae,
         rate_by_end=True,
