@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -319,6 +320,27 @@ def twin(config: Config, folder: Path, home: Path) -> Path | None:
     return None
 
 
+def _end_with(parent: int) -> None:
+    """Asks this process to stop once its parent is gone, which a signal to the parent alone does."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _train_below(parent: int, config: Config, folder: Path) -> bool:
+    """`train` in a process of a pool. Without its parent it saves and exits."""
+    try:
+        return train(config, folder)
+    except Stopped:
+        if os.getppid() != parent:
+            os._exit(1)
+        raise
+
+
 def train_together(
     of_method: methods.OfMethod,
     variants: Sequence[Variant],
@@ -342,9 +364,9 @@ def train_together(
     if not waiting:
         return
     with concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn")
+        processes, multiprocessing.get_context("spawn"), _end_with, (os.getpid(),)
     ) as pool:
-        under_way = {pool.submit(train, *one): one[1] for one in waiting}
+        under_way = {pool.submit(_train_below, os.getpid(), *one): one[1] for one in waiting}
         for count, done in enumerate(concurrent.futures.as_completed(under_way), 1):
             done.result()
             print(f"{count} of {len(waiting)}: {under_way[done]}", flush=True)
