@@ -2,9 +2,9 @@
 
     python experiments/minimal.py [--steps=60] [--seed=0]        # under a minute on two cores
 
-The default path of experiments/train.py, but for warm-up, packed rows and norms without weight
-decay. `Speed.decide` is the method: prompts get 4 samples each; those neither always nor never
-solved get 20 more, in a call that screens the next ones. A step trains once on 16 groups of 24.
+The default path of experiments/train.py, but for warm-up, packed rows, and weight decay of
+matrices alone. `Speed.decide` is the method: prompts get 4 samples each; those neither always nor
+never solved get 20 more, in a call that screens the next. A step trains once on 16 groups of 24.
 """
 
 import argparse
@@ -87,6 +87,8 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> None:
             screened = f"prompts screened {driver.prompt_counts.screened}"
             print(f"step {step:3}  held-out accuracy {found.accuracy:.3f}  {screened}", flush=True)
         if step < steps:
+            # Calls screen new prompts and continue those that passed, until 16 groups are there.
+            # Screening samples may be older than `params`; "pg" takes them as the policy's.
             rollouts, _ = driver.next_groups(params, version=step)
             batch = build_batch(rollouts, DRIVER.groups * RULE.max_samples, width=PROMPT + RESPONSE)
             params, opt_state = update(params, opt_state, batch)

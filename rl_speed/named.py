@@ -20,7 +20,7 @@ def is_function(name: str) -> bool:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Imports the function "module:function", also from the working directory.
+    """Imports the function "module:function", after adding the working directory to sys.path.
 
     Raises:
       ValueError: the import fails, the module has no such attribute, or it is not callable.

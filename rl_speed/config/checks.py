@@ -701,10 +701,10 @@ def _check_types(c: Any, section: Any, prefix: str, choices: Container[str]) -> 
     known = {f.name: f for f in dataclasses.fields(section)}
     for name in vars(section):
         if name not in known:
-            close = difflib.get_close_matches(name, known, 3, 0.5) or sorted(known)
+            close = difflib.get_close_matches(name, known, 3, 0.5)
             raise ValueError(
-                f"there is no config.{prefix}{name}; nearest: "
-                + ", ".join(f"config.{prefix}{k}" for k in close)
+                f"there is no config.{prefix}{name}; {'nearest' if close else 'fields'}: "
+                + ", ".join(f"config.{prefix}{k}" for k in close or sorted(known))
             )
     for name, f in known.items():
         path = prefix + name

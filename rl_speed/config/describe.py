@@ -65,7 +65,8 @@ def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
     with a line break or a trailing space; such a field is written as a comment.
 
     Args:
-      config: an instance. file: value of `--config`; "": none. fields: as in `fields_text`.
+      config: an instance. file: written as `--config=FILE`; "": not written.
+      fields: as in `fields_text`.
     """
     lines = []
     differing = 0

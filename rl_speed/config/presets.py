@@ -14,7 +14,7 @@ from rl_speed.data import scratchpad
 from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.objectives import Pg, Ppo, Tis
 from rl_speed.policy.prompt_formats import BOX
-from rl_speed.sampling.rules import AdaptiveSpeed, Allocated, Band, Dynamic, Speed, Uniform
+from rl_speed.sampling.rules import Band, Dynamic, Uniform, needs
 
 # Variants of a preset: a tuple of options per axis; the first option is the default.
 Words = tuple[tuple[str, ...], ...]
@@ -161,8 +161,6 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     config.sampler.max_new = made.max_response_tokens
     config.sampler.slots = 256
     config.sampler.prefill_chunk = 32
-    # All methods use this group size, n_init + n_cont.
-    config.rule = Speed(n_init=4, n_cont=20)
     if task == "chain":
         # About one prompt in seven passes screening, so filling a batch of 16 groups in one call
         # needs many prompts.
@@ -255,7 +253,7 @@ def tiny(
         for unit in ("warmup_steps", "warmup_rl_steps"):
             setattr(config.optimizer, unit, min(getattr(config.optimizer, unit), steps - 1))
     size = {"rule.n": samples}
-    if isinstance(config.rule, Speed | AdaptiveSpeed):
+    if hasattr(config.rule, "n_init"):
         size["rule.n_init"] = min(config.rule.n_init, max(2, samples // 2))
     config.update(size)
     if config.training.minibatches:
@@ -520,12 +518,12 @@ def ada(path: str, variant: str = "", devices: int = 1, words: Words = ADA) -> C
     config.driver.groups = config.driver.buffer_groups = 512
     # Ours: several calls make a batch, so that the KV cache fits. Budgets need one call, because
     # they are divided within it.
-    config.driver.screen_prompts = 512 if isinstance(config.rule, Allocated) else 128
+    config.driver.screen_prompts = 512 if needs(config.rule, "budgets") else 128
     config.objective.loss = Ppo(clip_low=0.2, clip_high=0.28, dual_clip=10.0)
     config.objective.entropy_coef = 1e-4 if paper else 0.0
     config.optimizer.warmup_rl_steps = 10
     config.optimizer.weight_decay = 0.0
-    config.training.minibatches = 8 if isinstance(config.rule, Allocated) else 4
+    config.training.minibatches = 8 if needs(config.rule, "budgets") else 4
     config.sampler.temperature = 1.0
     config.training.steps = 600 if paper else 400
     config.evaluation.samples = 32

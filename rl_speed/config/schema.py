@@ -559,7 +559,7 @@ class Config:
     # Sampling rule: how many samples a prompt gets, and which groups are trained on. An object of
     # rl_speed/sampling/rules.py or of yours. A word makes a rule with the present number of samples
     # per group: --config.rule=band.
-    rule: Rule = chosen(Speed.of_size(24), RULES, make=_made_rule, change=changed)
+    rule: Rule = chosen(Speed(n_init=4, n_cont=20), RULES, make=_made_rule, change=changed)
     estimate: Estimate = field(default_factory=Estimate)
     driver: Driver = field(default_factory=Driver)
     replay: Replay = field(default_factory=Replay)

@@ -83,7 +83,7 @@ def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
 
 
 def is_there(text: str) -> bool:
-    """Returns whether a text is an existing path; a text that is too long for a path is none."""
+    """Returns whether a text is an existing path; False for a text too long to be a path."""
     try:
         return Path(text).exists()
     except OSError:

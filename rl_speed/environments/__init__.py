@@ -14,7 +14,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 # Word -> function, for `config.environment.reply`.
 ENVIRONMENTS = {
@@ -76,33 +76,6 @@ class Reply:
             object.__setattr__(self, "reward", float(self.reward))
             if not abs(self.reward) <= 3.4e38:  # rewards are float32; also catches NaN
                 raise ValueError(f"a reply's reward must be a finite number, got {self.reward!r}")
-
-
-class Environment(Protocol):
-    """Interface of an environment, as `turns.Turns` uses it.
-
-    Attributes:
-      takes_verdict: whether `replies` needs to know if the trajectories are correct.
-      counts: number of replies by cause ("ok", or why there was no reply), as in
-        `rewards.pool.WorkerPool`.
-      last_message: cause -> its latest error message.
-    """
-
-    takes_verdict: bool
-    counts: Any
-    last_message: dict[str, str]
-
-    def replies(
-        self, trajectories: Sequence[Trajectory], correct: Sequence[bool] | None
-    ) -> tuple[list[Reply], list[str]]:
-        """Returns a reply to each trajectory, and its cause: "ok", or why there was no reply. A
-        trajectory without a reply ends.
-
-        Args:
-          correct: verdict on each trajectory as it stands, if `takes_verdict`.
-        """
-
-    def close(self) -> None: ...
 
 
 @functools.cache

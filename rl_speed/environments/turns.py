@@ -26,7 +26,7 @@ NO_TOKENS = "no_tokens"
 
 
 class FunctionEnvironment:
-    """An `Environment` that is a function, called in killable workers.
+    """An environment that is a function, called in killable workers.
 
     Raises:
       ValueError: the function cannot be used; the message has the reason.
@@ -76,7 +76,12 @@ class FunctionEnvironment:
     def replies(
         self, trajectories: Sequence[Trajectory], correct: Sequence[bool] | None
     ) -> tuple[list[Reply], list[str]]:
-        """See `Environment`."""
+        """Returns a reply to each trajectory, and its cause: "ok", or why there was no reply. A
+        trajectory without a reply ends.
+
+        Args:
+          correct: verdict on each trajectory as it stands, if `takes_verdict`.
+        """
         verdicts = map(bool, correct) if self.takes_verdict else [None] * len(trajectories)
         _, causes, texts = self._pool.replies(
             [
@@ -99,7 +104,8 @@ class Turns:
     """Lets an environment reply to responses whose turn ended.
 
     Args:
-      environment: an `Environment`.
+      environment: a `FunctionEnvironment`, or an object with its `takes_verdict`, `replies`,
+        `counts` and `last_message`.
       decode: token ids -> text. encode: (text, role, whether the turn before it ended with an end
         token) -> token ids; see `policy.tokenizer.PromptEncoder.reply`.
       end_tokens: ids that end a turn and are not part of its text.

@@ -40,8 +40,8 @@ def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
 
 
 class Allocation(Protocol):
-    """Interface through which `Screening` gets estimates and budgets before a visit, and reports
-    the visit.
+    """Estimates and budgets for `Screening`: it calls `allocate` before prompts are sampled, and
+    `observe` with the outcomes.
     """
 
     def allocate(

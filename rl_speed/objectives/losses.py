@@ -151,7 +151,7 @@ class Cispo(_Clipped):
     """CISPO: -A clip(r, 1 - clip_low, 1 + clip_high) log pi, with no gradient through the clipped
     weight, so clipped tokens keep a gradient.
 
-    Source: MiniMax-M1 (arXiv 2506.13585), which bounds only from above: clip_low = 1.
+    Source: MiniMax-M1 (arXiv 2506.13585), which clips only above: clip_low = 1 (default: 0.2).
     """
 
     def __call__(self, tokens: Tokens):

@@ -193,9 +193,9 @@ class Part(NamedTuple):
     """Attention to a subset of the tokens, before the softmax is normalized; all float32.
 
     Attributes:
-      out: [S, G, Q, K], sum of values weighted by exp(score - top).
+      out: [S, G, Q, K], sum of value vectors weighted by exp(score - top).
       top: [S, G, Q, 1], largest score.
-      total: [S, G, Q, 1], sum of these weights.
+      total: [S, G, Q, 1], sum of the weights exp(score - top).
     """
 
     out: Array

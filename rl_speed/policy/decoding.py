@@ -19,7 +19,7 @@ from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
 from rl_speed.policy.transformer import (
     MATRIX_INPUTS,
-    adapter_product,
+    add_adapter,
     embed,
     merge_adapters,
     output_head,
@@ -111,7 +111,9 @@ def narrow(params: Any, config: ModelConfig) -> Any:
     return jax.tree.map(cast, params, weights(config))
 
 
-def multiply(layer: dict[str, Any], group: str, x: Array, config: ModelConfig) -> list[Array]:
+def multiply_prepared(
+    layer: dict[str, Any], group: str, x: Array, config: ModelConfig
+) -> list[Array]:
     """Multiplies x with a group of matrices of a layer of `DecodeParams`; see `block.Multiply`.
     Matrices are [out, in] on CPUs, else [in, out], and may be fused.
     """
@@ -127,12 +129,12 @@ def multiply(layer: dict[str, Any], group: str, x: Array, config: ModelConfig) -
         cuts = {"qkv": [queries, queries + keys], "up": [config.mlp_width]}
         products = jnp.split(products[0], cuts[group], axis=-1)
     return [
-        product + adapter_product(layer, name, x, config.lora) if f"{name}_a" in layer else product
+        add_adapter(product, layer, name, x, config.lora)
         for name, product in zip(MATRICES[group], products)
     ]
 
 
-def through_layers(
+def unrolled_layers(
     params: DecodeParams,
     x: Array,
     ropes: list[tuple[Array, Array]],
@@ -140,7 +142,7 @@ def through_layers(
     config: ModelConfig,
 ) -> Array:
     """Applies all layers to the residual stream. `ropes` has one entry per `config.specs`."""
-    products = functools.partial(multiply, config=config)
+    products = functools.partial(multiply_prepared, config=config)
     kinds = itertools.cycle(zip(config.specs, ropes))
     for layer, (spec, rope) in zip(params.layers, kinds):
         x = block(layer, x, rope, attend=attend, spec=spec, config=config, multiply=products)
@@ -170,7 +172,7 @@ def prefill(
             pool.append(attention.to_kv_layout(k, v, config))
             return causal_attention(q, k, v, config, window=window)
 
-        x_CxLxD = through_layers(params, x_CxLxD, ropes, attend=attend, config=config)
+        x_CxLxD = unrolled_layers(params, x_CxLxD, ropes, attend=attend, config=config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
         last_CxD = rms_norm(last_CxD, params.final_norm, config)
     return pool, last_CxD, output_head(params.head, last_CxD, config)
@@ -227,7 +229,7 @@ def decode(
             updated.append(rows)
             return out
 
-        x_SxD = through_layers(params, x_SxD, ropes, attend=attend, config=config)
+        x_SxD = unrolled_layers(params, x_SxD, ropes, attend=attend, config=config)
         x_SxD = rms_norm(x_SxD, params.final_norm, config)
     return output_head(params.head, x_SxD, config), updated
 

@@ -384,16 +384,18 @@ def multiply(layer: Params, group: str, x: Array, lora: Lora | None = None) -> l
             # The sum in float32 makes the bias's gradient one, too, which is a sum over all tokens.
             bias = bias.astype(x.dtype).astype(jnp.float32).reshape(-1)
             product = (product.astype(jnp.float32) + bias).astype(x.dtype)
-        if lora is not None and name in lora.targets:
-            product = product + adapter_product(layer, name, x, lora)
-        products.append(product)
+        products.append(add_adapter(product, layer, name, x, lora))
     return products
 
 
-def adapter_product(layer: Params, name: str, x: Array, lora: Lora) -> Array:
-    """Returns x times the change of a matrix by its adapter, [..., out], in x's dtype."""
+def add_adapter(product: Array, layer: Params, name: str, x: Array, lora: Lora | None) -> Array:
+    """Returns `product`, of x and a matrix, with that of its adapter if the layer has one; in x's
+    dtype.
+    """
+    if f"{name}_a" not in layer:
+        return product
     down, up = (layer[f"{name}_{part}"].astype(x.dtype) for part in "ab")
-    return lora.scale * (x @ down.reshape(-1, lora.rank) @ up.reshape(lora.rank, -1))
+    return product + lora.scale * (x @ down.reshape(-1, lora.rank) @ up.reshape(lora.rank, -1))
 
 
 def dense_attention(

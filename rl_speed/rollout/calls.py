@@ -340,12 +340,12 @@ class CallPlan:
     def to_fill(
         self, active: Sequence[ActivePrompt], buffer: SamplingBuffer
     ) -> tuple[list[ActivePrompt], list[ActivePrompt], int]:
-        """Returns (prompts that this call continues, those that wait, number of new prompts), with
-        which `config.in_flight` samples are under way.
+        """Returns (prompts that this call continues, those that wait, number of new prompts). New
+        prompts raise the call to `config.in_flight` samples, as far as there is room.
 
-        Prompts wait if the call has no room for their samples, or the buffer none for their groups;
-        then there are no new ones. A prompt needs a context for its new samples, and one for each
-        sample that was begun.
+        In order of arrival, prompts continue until the call has no room for the next one's samples,
+        or the buffer none for its group; it and all later ones wait, and no new prompt starts. A
+        prompt takes one context for its new samples, and one for each unfinished sample.
         """
         going = []
         waiting = []
@@ -432,10 +432,10 @@ def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
     Further prompts wait for a later call. With `in_flight` it has as many prompts as that takes;
     samples that were begun need contexts besides.
     """
-    in_flight = min(config.buffer_groups, config.screen_prompts) if two_phase(rule) else 0
-    prompts = in_flight + config.screen_prompts
+    accepted = min(config.buffer_groups, config.screen_prompts) if two_phase(rule) else 0
+    prompts = accepted + config.screen_prompts
     least = getattr(rule, "least_first_samples", rule.first_samples)
-    samples = in_flight * (rule.max_samples - least) + config.screen_prompts * rule.first_samples
+    samples = accepted * (rule.max_samples - least) + config.screen_prompts * rule.first_samples
     if config.in_flight:
         prompts = max(prompts, -(-config.in_flight // least))
         samples = max(samples, config.in_flight + rule.max_samples)

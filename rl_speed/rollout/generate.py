@@ -161,7 +161,7 @@ def enough_of(total: int, enough: int, slots: int) -> int:
     return enough if total <= slots else min(enough, max(total - slots, total // 4))
 
 
-def gather(
+def as_rollouts(
     samples: Samples, requests: Sequence[SampleRequest], end_tokens: Sequence[int] | None = None
 ) -> tuple[Rollouts, GenerationStats]:
     """Returns the samples of all shards in the order of their requests, and their cost.
@@ -390,7 +390,7 @@ class Generator:
             self._launch, params, *self.tables(requests, enough), np.minimum(each, counts)
         )
         ends = None if enough is None else self.config.end_tokens
-        return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests, ends))
+        return PendingRollouts(lambda: as_rollouts(jax.device_get(launch.result()), requests, ends))
 
     def _launch(
         self, params: Any, contexts: Contexts, requests: Requests, targets: np.ndarray

@@ -128,7 +128,7 @@ class HostDriver:
         return self.screening.acceptance
 
     @property
-    def in_flight(self) -> int:
+    def undecided(self) -> int:
         """Number of prompts whose samples are not all drawn and scored."""
         return len(self._active) + sum(len(call.active) for call in self._pending)
 

@@ -90,8 +90,8 @@ class CheckpointError(RuntimeError):
 
 
 class SaveError(RuntimeError):
-    """The run's last checkpoint could not be saved, or one process could not begin a save that the
-    others have begun.
+    """The run's last checkpoint, at its end or at a stop, could not be saved; or one of several
+    processes could not begin a save inside which the others wait.
     """
 
     exit_status = 1

@@ -10,6 +10,7 @@ from rl_speed.sampling.callback import HostVerify, VerifierError
 from rl_speed.sampling.checker import DecoderFault, check_decoder
 from rl_speed.sampling.lockstep import sample_lockstep
 from rl_speed.sampling.rules import (
+    RULES,
     AdaptiveSpeed,
     Allocated,
     Band,
@@ -20,6 +21,7 @@ from rl_speed.sampling.rules import (
     Uniform,
     compiled_decide,
     group_size,
+    init_state,
     needs,
     two_phase,
 )
@@ -53,6 +55,7 @@ __all__ = [
     "COMPLETE",
     "OPEN",
     "REJECTED",
+    "RULES",
     "SCREENING",
     "AdaptiveSamples",
     "AdaptiveSpeed",
@@ -85,6 +88,7 @@ __all__ = [
     "compiled_decide",
     "two_phase",
     "group_size",
+    "init_state",
     "needs",
     "decoder_from_cached_model",
     "sample",

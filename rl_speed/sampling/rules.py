@@ -1,7 +1,7 @@
 """Sampling rules: how many samples a prompt gets, and when to stop.
 
-A rule is a frozen dataclass of numbers with two pure methods, so that the same rule runs inside the
-compiled sampler and between its calls:
+A rule is a frozen dataclass of numbers with two pure methods and two properties, so that the same
+rule runs inside the compiled sampler and between its calls:
 
     init(num_prompts, budgets=None) -> RuleState
     decide(counts, state) -> (Decision, state)
@@ -17,6 +17,9 @@ prompt gets; if that differs between prompts, `first_samples` is its maximum and
     of_size(n), a classmethod     makes the rule for groups of n samples (see `sized`)
     changed(**fields)             returns the rule with other numbers (see `changed`)
     round_counts(positive, done)  counts of each round, for metrics (see `Sequential`)
+    completes_late                whether new prompts never complete in their first call
+    check(config)                 raises ValueError for settings that the rule cannot have
+    n_init                        screening samples, for training.minibatches=0
 """
 
 import dataclasses

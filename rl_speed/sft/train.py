@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Computes the loss of a batch, whose rows are concatenated into pieces of about `micro_tokens`
-    tokens per shard.
+    """Computes the loss of a batch. Each shard packs its rows into pieces (micro-batches).
 
     Attributes:
-      micro_tokens: see `update.ragged.PieceShape.of`. head_chunk: see `token_logprobs`.
-      sharing: above 1: the prefix that all rows of a batch have in common is computed once in a
-        piece; see `UpdateConfig.sharing`.
+      micro_tokens: about the tokens of a piece; 0: see `update.ragged.PieceShape.of`.
+      head_chunk: see `token_logprobs`.
+      sharing: if above 1, a piece computes the common prefix of all rows of the batch only once;
+        see `update.step.UpdateConfig.sharing`.
     """
 
     model: ModelConfig

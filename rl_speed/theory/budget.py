@@ -14,18 +14,18 @@ from rl_speed.theory import _check
 
 
 def progress(p, n):
-    """Expected gain in pass rate of one unit step along the RLOO gradient of one group.
+    """Lower bound on the expected gain of one RLOO step (step size 1) on one prompt's n samples.
 
     h(p, n) = 1/2 [ s^2 (1 + (4n-6) / (n(n-1))) - s/n ],  s = p(1-p)
 
-    Below about 1/s - 4 samples the noise outweighs the signal, and the gain is negative.
+    Negative (gradient noise outweighs signal) for n below about 1/s - 4; 0 if s = 0.
 
     Args:
       p: pass rates in [0, 1]. n: integers of at least 2, broadcast against p.
 
     Raises: ValueError for p or n outside these ranges.
 
-    Source: arXiv 2506.09016, Fact 1 with theorem 3.1's bound.
+    Source: arXiv 2506.09016, Fact 1, with the SNR of theorem 3.1.
     """
     p = _check.probability(p)
     n = np.asarray(n)

@@ -33,7 +33,7 @@ def build_batch(
     longest = int((start + rollouts.lengths).max(initial=2))
     if longest > width:
         raise ValueError(
-            f"a row has {longest} tokens, but the batch has room for {width} "
+            f"a row has {longest} tokens, but rows of the batch hold at most {width} "
             "(config.data.max_prompt_length + config.sampler.max_new)"
         )
     prompts = np.zeros((len(rollouts.prompts), prompt_lengths.max(initial=1)), np.int32)

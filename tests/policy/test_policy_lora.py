@@ -187,7 +187,7 @@ def test_in_bfloat16_decoding_has_changes_that_a_merged_matrix_would_round_away(
     for group, names in MATRICES.items():
         width = {"qkv": 16, "out": 16, "up": 16, "down": 24}[group]
         x = jnp.resize(jnp.array([1, -1], jnp.bfloat16), (1, width))
-        got = decoding.multiply(prepared.layers[0], group, x, config)
+        got = decoding.multiply_prepared(prepared.layers[0], group, x, config)
         want = multiply(layer, group, x, EVERY)
         for mine, theirs, name in zip(got, want, names, strict=True):
             assert 1e-6 < np.abs(np.asarray(mine, np.float32)).max() < 2**-7, name

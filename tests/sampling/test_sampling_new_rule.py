@@ -116,7 +116,7 @@ def test_rule_on_the_host(rule_class):
     t = driver.prompt_counts
     assert (
         t.rejected > 10
-        and t.screened == t.rejected + t.completed + t.dropped_stale + driver.in_flight
+        and t.screened == t.rejected + t.completed + t.dropped_stale + driver.undecided
     )
 
 
@@ -184,7 +184,7 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     """All but the last two lines of the block, in a file of the working directory."""
     text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
-    (tmp_path / "my_rules.py").write_text(block.partition("# To name it")[0])
+    (tmp_path / "my_rules.py").write_text(block.partition("# In the package")[0])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     config = embedded("rloo")

@@ -228,7 +228,7 @@ def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
         assert len(groups) == 4 and report.short == 0
         trained |= {g.prompt.visit: g for g in groups}
         t = driver.prompt_counts
-        assert t.screened == t.rejected + t.completed + t.dropped_stale + driver.in_flight
+        assert t.screened == t.rejected + t.completed + t.dropped_stale + driver.undecided
         assert t.completed == len(trained) + len(driver.buffer)
     sizes = set()
     for visit in range(max(trained)):

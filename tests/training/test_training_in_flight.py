@@ -22,7 +22,7 @@ from rl_speed.policy import ModelConfig, decoder, init, sequence_logprobs
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.calls import SPARE, ActivePrompt, CallPlan, PendingCall, capacities
 from rl_speed.rollout.evaluate import EvaluationSoFar, evaluate
-from rl_speed.rollout.generate import Generator, enough_of, gather, shard_requests
+from rl_speed.rollout.generate import Generator, as_rollouts, enough_of, shard_requests
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import Dynamic, SamplerConfig, Sequential, Speed, Uniform
@@ -233,7 +233,7 @@ class InParts(FakeGenerator):
             slot_steps=np.ones(1),
             room_steps=np.ones(1),
         )
-        return finished(*gather(samples, requests, None if enough is None else (0, 1)))
+        return finished(*as_rollouts(samples, requests, None if enough is None else (0, 1)))
 
 
 def last_token(rollouts):
@@ -264,7 +264,7 @@ def test_every_prompt_is_accounted_for_and_groups_are_whole(rule, max_age):
         rollouts, report = driver.next_groups(None, step)
         counts = driver.prompt_counts
         assert counts.screened == (
-            counts.rejected + counts.completed + counts.dropped_stale + driver.in_flight
+            counts.rejected + counts.completed + counts.dropped_stale + driver.undecided
         )
         for group in rollouts.groups():
             assert sorted(group.sample_index) == list(range(len(group)))
@@ -299,7 +299,7 @@ def test_prompts_that_expire_before_a_sample_ended_can_be_drawn_again():
     for version in range(0, 36, 3):
         rollouts, _ = driver.next_groups(None, version)
         assert (rollouts.versions == version).all()
-        assert driver.stream.metrics()["prompts/out"] == driver.in_flight
+        assert driver.stream.metrics()["prompts/out"] == driver.undecided
     assert driver.prompt_counts.dropped_stale
 
 
@@ -348,7 +348,7 @@ def test_a_driver_goes_on_from_its_state():
     after, _ = driver_of(Speed(4, 8))
     after.stream.load_state_dict(before.stream.state_dict())
     after.load_state_dict(before.state_dict())
-    assert after.in_flight == before.in_flight
+    assert after.undecided == before.undecided
     jax.tree.map(np.testing.assert_array_equal, after.state_dict(), before.state_dict())
     for a, b in zip(want[4:], steps(after, 4, 8), strict=True):
         for x, y in zip(a[:3], b[:3]):

@@ -21,7 +21,7 @@ from rl_speed.evaluation import evaluate
 from rl_speed.mesh import make_mesh
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.prefixes import Replay
-from rl_speed.rollout.generate import GenerationStats, SampleRequest, gather
+from rl_speed.rollout.generate import GenerationStats, SampleRequest, as_rollouts
 from rl_speed.rollout.screening import StarvedError, starved
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import Samples, Speed, Uniform, sample_adaptive
@@ -270,7 +270,7 @@ def test_replay_and_shaped_rewards_pass_them_over():
         queue_slot_steps=np.array([0]),
         room_steps=np.array([9]),
     )
-    drawn, stats = gather(samples, [SampleRequest(one.prompt, 0, 2, replay)])
+    drawn, stats = as_rollouts(samples, [SampleRequest(one.prompt, 0, 2, replay)])
     assert (
         drawn.nonfinite.tolist() == [True, False]
         and drawn.lengths.tolist() == [2, 4]

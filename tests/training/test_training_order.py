@@ -98,9 +98,9 @@ def test_the_host_driver_observes_every_decided_prompt_once(rule, changes):
         driver.next_groups(None, step)
         t = driver.prompt_counts
         assert (
-            len(told) == t.rejected + t.completed + t.dropped_stale == t.screened - driver.in_flight
+            len(told) == t.rejected + t.completed + t.dropped_stale == t.screened - driver.undecided
         )
-        assert stream.metrics()["prompts/out"] == driver.in_flight
+        assert stream.metrics()["prompts/out"] == driver.undecided
     assert len(told) > 30 and (age is None or driver.prompt_counts.dropped_stale > 0)
     for visit, (right, total) in told.items():  # all samples that were drawn for it count
         assert total == generator.drawn[visit] and right == sum(
@@ -196,4 +196,4 @@ def test_whole_runs_resume_exactly(tmp_path, order, where):
     assert records[0] == records[1]
     assert np.isfinite(records[0][-1]["prompts/visits_max"]) and records[0][-1][
         "prompts/out"
-    ] == getattr(getattr(whole.rl_step, "driver", None), "in_flight", 0)
+    ] == getattr(getattr(whole.rl_step, "driver", None), "undecided", 0)

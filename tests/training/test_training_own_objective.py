@@ -61,10 +61,11 @@ def train(tmp_path, method, settings):
     ]
 
 
-@pytest.mark.parametrize("name", ["Gspo", "Cispo"])
+@pytest.mark.parametrize("name", ["MyGspo", "MyCispo"])
 def test_own_losses_train_as_those_that_were_kept(own, tmp_path, name):
-    shipped = train(tmp_path, name.lower(), {})
-    mine = train(tmp_path, name.lower(), own[f"my_losses:{name}"])
+    method = name.removeprefix("My").lower()
+    shipped = train(tmp_path, method, {})
+    mine = train(tmp_path, method, own[f"my_losses:{name}"])
     assert mine == shipped
     assert any(line["train/clip_low"] + line["train/clip_high"] > 0 for line in shipped) and any(
         line["train/grad_norm"] > 0 for line in shipped
@@ -120,8 +121,8 @@ def test_own_advantage_trains(own, tmp_path):
         ("loss.clip_low", -0.1, "config.objective.loss: clip_low must not be negative, got -0.1"),
         (
             "advantage",
-            "my_losses:Cispo",
-            r"config.objective.advantage='my_losses:Cispo': called with .* raised TypeError",
+            "my_losses:MyCispo",
+            r"config.objective.advantage='my_losses:MyCispo': called with .* raised TypeError",
         ),
     ],
 )

@@ -238,7 +238,7 @@ def test_a_function_that_fails_on_everything_ends_the_run(failing, tmp_path, fie
         trainer.run()
     # The call is still to be scored: no prompt is lost.
     step = trainer.rl_step
-    assert step.driver.in_flight == step.screening.prompt_counts.screened > 0
+    assert step.driver.undecided == step.screening.prompt_counts.screened > 0
     setattr(config.reward, field, "failing_rewards:gives_none")
     with pytest.raises(
         ValueError,

@@ -109,7 +109,7 @@ def test_nothing_is_lost_and_groups_are_those_of_the_definition(rule, changes, d
         assert (
             t.screened
             == driver.stream.state_dict()["serial"]
-            == t.rejected + t.completed + t.dropped_stale + driver.in_flight
+            == t.rejected + t.completed + t.dropped_stale + driver.undecided
         )
         assert t.completed == len(trained) + len(driver.buffer) + t.expired
         assert driver.metrics(step)["rollout/pending_calls"] == len(driver._pending) <= depth
@@ -242,12 +242,12 @@ def test_resumed_with_another_depth_nothing_is_lost():
     flat = make(Speed(4, 8), depth=0, buffer_groups=48, screen_prompts=5)[0]
     flat.stream.load_state_dict(deep.stream.state_dict())
     flat.load_state_dict(deep.state_dict())
-    assert flat.in_flight == deep.in_flight
+    assert flat.undecided == deep.undecided
     for step in range(4, 8):
         assert len(take(flat, step)[0]) == 4 and not flat._pending
         assert (
             flat.prompt_counts.screened
-            == flat.prompt_counts.rejected + flat.prompt_counts.completed + flat.in_flight
+            == flat.prompt_counts.rejected + flat.prompt_counts.completed + flat.undecided
         )
     small = make(Dynamic(6), buffer_groups=4)[0]
     with pytest.raises(

@@ -467,7 +467,7 @@ def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
     assert any(r["train/prefix"] > 0 for r in records) and records[-1]["replay/size"] > 0
     t = whole.rl_step.screening.prompt_counts
     assert t.screened == t.rejected + t.completed + t.dropped_stale + getattr(
-        getattr(whole.rl_step, "driver", None), "in_flight", 0
+        getattr(whole.rl_step, "driver", None), "undecided", 0
     )
 
 

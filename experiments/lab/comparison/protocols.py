@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lab.comparison.runs import Charge
 from rl_speed.config import Config, methods, presets
-from rl_speed.sampling.rules import Allocated, Dynamic
+from rl_speed.sampling.rules import Dynamic, needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _ada(config: Config) -> None:
     driver.groups = 96
     driver.buffer_groups = max(driver.buffer_groups, driver.groups)
     driver.screen_prompts = max(driver.screen_prompts, driver.groups)
-    config.training.minibatches = 8 if isinstance(config.rule, Allocated) else 4
+    config.training.minibatches = 8 if needs(config.rule, "budgets") else 4
     if config.data.pass_rates:
         config.data.keep_low, config.data.keep_high = 1 / 16, 0.375
 

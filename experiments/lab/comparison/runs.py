@@ -321,7 +321,7 @@ def twin(config: Config, folder: Path, home: Path) -> Path | None:
 
 
 def _end_with(parent: int) -> None:
-    """Asks this process to stop once its parent is gone, which a signal to the parent alone does."""
+    """Asks this process to stop once its parent is gone, as after a signal to the parent alone."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -26,8 +26,8 @@ from rl_speed.rollout.evaluate import draw_on, fill_calls, plan_requests
 from rl_speed.rollout.generate import (
     PendingRollouts,
     SampleRequest,
+    as_rollouts,
     enough_of,
-    gather,
     shard_requests,
 )
 from rl_speed.sampling import Samples, halved
@@ -249,7 +249,7 @@ class SimulatedGenerator:
             queue_slot_steps=zero,
             room_steps=rooms,
         )
-        result = gather(samples, requests, None if enough is None else (END,))
+        result = as_rollouts(samples, requests, None if enough is None else (END,))
         self.calls.append(Call(served, result[1].samples, int(lengths.sum())))
         self.seconds += time.perf_counter() - begin
         return PendingRollouts(lambda: result)

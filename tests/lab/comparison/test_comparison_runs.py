@@ -6,7 +6,7 @@ import time
 
 
 def test_runs_end_with_the_comparison(tmp_path, repo):
-    """A comparison that is killed leaves no run that goes on writing: the same command continues."""
+    """A comparison that is killed leaves no run that goes on writing."""
     flags = [
         *(f"--config={repo}/configs/embedded.py", "--methods=rloo,grpo", "--processes=2"),
         *("--pass_rate_samples=0", f"--workdir={tmp_path}", "--config.training.steps=100000"),
