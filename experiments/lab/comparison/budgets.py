@@ -1,5 +1,5 @@
-"""Methods at equal budgets: held-out accuracy once so many seconds are trained, so many tokens
-generated, or so many optimizer steps made.
+"""Methods at equal budgets: held-out accuracy once so many seconds are trained, so much modelled
+time spent, so many tokens generated, or so many optimizer steps made.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from rl_speed.runtime.plotting import pyplot
 # The clocks that users pay by, and the one that does not depend on the machine; with their words.
 BUDGETS = {
     "tokens": "generated tokens",
+    "modelled": "T",
     "optimizer_steps": "optimizer steps",
     "train_s": "s of training",
 }
@@ -58,8 +59,8 @@ def markdown(limits: dict[str, float], rows: Sequence[dict[str, Any]]) -> str:
         "## Held-out accuracy at equal budgets",
         "",
         (
-            "Mean over seeds (smallest to largest): at as many generated tokens, as many optimizer "
-            "steps, and as much wall-clock, as every run reached."
+            "Mean over seeds (smallest to largest): at as many generated tokens, as much T, as many "
+            "optimizer steps, and as much wall-clock, as every run reached."
         ),
         "",
         "| method | " + " | ".join(heads) + " |",
