@@ -59,8 +59,8 @@ def markdown(limits: dict[str, float], rows: Sequence[dict[str, Any]]) -> str:
         "## Held-out accuracy at equal budgets",
         "",
         (
-            "Mean over seeds (smallest to largest): at as many generated tokens, as much T, as many "
-            "optimizer steps, and as much wall-clock, as every run reached."
+            "Mean over seeds (smallest to largest): at as many generated tokens, as much T, as "
+            "many optimizer steps, and as much wall-clock, as every run reached."
         ),
         "",
         "| method | " + " | ".join(heads) + " |",
