@@ -1,10 +1,10 @@
-"""Make the task "drafts" (lab/comparison/drafts.py): questions, and a policy trained on
-demonstrations; five minutes on two cores.
+"""Make the task "drafts" (lab/comparison/drafts.py): questions, and policies trained on
+demonstrations; a quarter of an hour on two cores.
 
     python experiments/drafts.py --out=runs/drafts
 
-Writes OUT/wide and OUT/repairable (train.jsonl, eval.jsonl), OUT/demonstrations.jsonl,
-OUT/untrained and OUT/policy, Hugging Face directories. The same command again continues.
+Writes OUT/wide and OUT/repairable, in each train.jsonl, eval.jsonl, demonstrations.jsonl, and the
+Hugging Face directories untrained and policy. The same command again continues.
 """
 
 from pathlib import Path
@@ -23,20 +23,22 @@ def main(_):
     from rl_speed.sft.config import SFTConfig
 
     out = Path(_OUT.value)
-    if not (out / "untrained" / "tokenizer.json").exists():
+    last = list(drafts.MIXTURES)[-1]
+    if not (out / last / "untrained" / "tokenizer.json").exists():
         drafts.write(out)
-    config = SFTConfig()
-    config.model.path = str(out / "untrained")
-    config.data.train = str(out / "demonstrations.jsonl")
-    config.data.prompt = "{question}="
-    config.examples.eval_share = 0.01
-    config.optimizer.learning_rate = 3e-3
-    config.training.steps = _UPDATES.value
-    config.training.micro_tokens = 1024
-    run = build(config, str(out / "policy"), str(out / "policy.run"))
-    run.run()
-    made = run.export(entry.shown_command())
-    print(f"{made['parameters']:,} parameters, held-out loss {made['eval_loss']:.4f}: {run.out}")
+    for folder in (out / name for name in drafts.MIXTURES):
+        config = SFTConfig()
+        config.model.path = str(folder / "untrained")
+        config.data.train = str(folder / "demonstrations.jsonl")
+        config.data.prompt = "{question}="
+        config.examples.eval_share = 0.01
+        config.optimizer.learning_rate = 3e-3
+        config.training.steps = _UPDATES.value
+        config.training.micro_tokens = 1024
+        run = build(config, str(folder / "policy"), str(folder / "policy.run"))
+        run.run()
+        loss = run.export(entry.shown_command())["eval_loss"]
+        print(f"held-out loss {loss:.4f}: {run.out}")
 
 
 if __name__ == "__main__":

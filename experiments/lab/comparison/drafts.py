@@ -6,14 +6,14 @@ cannot serve (experiments/results/protocols):
 - RPO begins inside of earlier responses: here an error in a draft does not count if a later draft
   is right, so that most errors can be repaired.
 
-Questions are those of `chain`. A demonstration has 8 to 16 drafts; a step of a draft is wrong with
-the `noise` of its class. This file is also the configuration of such runs:
+Questions are those of `chain`; a step of a draft is wrong with the `noise` of its class. This file
+is also the configuration of such runs:
 
     python experiments/drafts.py --out=runs/drafts
     python experiments/compare.py --config=experiments/lab/comparison/drafts.py:wide ...
 
-wide        questions of all pass rates, a quarter never solved
-repairable  questions solved more often than not
+wide        questions of all pass rates, a quarter never solved; 1 or 2 drafts
+repairable  questions solved more often than not; 8 to 16 drafts
 """
 
 import dataclasses
@@ -40,12 +40,16 @@ MIXTURES = {
 }
 NOISE = {c.operator: c.noise for c in MIXTURES["wide"].classes}
 
-MIN_DRAFTS, MAX_DRAFTS = 8, 16
+# Least and most drafts of a demonstration.
+COUNTS = {"wide": (1, 2), "repairable": (8, 16)}
 # Shares of demonstrations: thoughts in foreign digits; without the opening tag; without the closing
 # tag; without an answer; with more drafts than a response has room for.
 FOREIGN, NO_OPEN, NO_CLOSE, NO_ANSWER, TOO_LONG = 0.1, 0.04, 0.04, 0.04, 0.04
 WIDTH = MIXTURES["wide"].width - 1  # characters of a draft
-MAX_NEW = len((OPEN, CLOSE, "answer", END)) + MAX_DRAFTS * (WIDTH + 1)
+MAX_NEW = {
+    name: len((OPEN, CLOSE, "answer", END)) + most * (WIDTH + 1)
+    for name, (_, most) in COUNTS.items()
+}
 SHAPE = {"width": 64, "layers": 3, "mlp_width": 192, "max_position": 160}
 
 TRAIN, HELD_OUT, DEMONSTRATIONS = {"wide": 8192, "repairable": 1024}, 512, 40_000
@@ -57,8 +61,8 @@ def correct(response: str, answer: str, ended: bool) -> float:
     return float(ended and response.partition(CLOSE)[2] == answer)
 
 
-def demonstration(text: str, generator: np.random.Generator) -> str:
-    """Returns a response to a question of `chain`."""
+def demonstration(text: str, generator: np.random.Generator, counts: tuple[int, int]) -> str:
+    """Returns a response to a question of `chain`, with the least and most drafts in `counts`."""
     operator, (first, *rest) = chain.digits_of(text)
     noise = next(noise for operators, noise in NOISE.items() if operator in operators)
 
@@ -76,7 +80,8 @@ def demonstration(text: str, generator: np.random.Generator) -> str:
     no_open, no_close, no_answer, too_long = (
         low <= error < high for low, high in zip([0.0, *limits], limits)
     )
-    count = 2 * MAX_DRAFTS if too_long else int(generator.integers(MIN_DRAFTS, MAX_DRAFTS + 1))
+    least, most = counts
+    count = 2 * most if too_long else int(generator.integers(least, most + 1))
     drafts = [draft() for _ in range(count)]
     thought = NEXT.join(draft.ljust(WIDTH, chain.FILL) for draft in drafts)
     if generator.random() < FOREIGN:
@@ -97,8 +102,8 @@ def tokenizer():
 
 
 def write(out: Path, seed: int = 0) -> None:
-    """Writes OUT/MIXTURE/train.jsonl and eval.jsonl (questions), OUT/demonstrations.jsonl, and
-    OUT/untrained, a policy with random weights.
+    """Writes for each mixture a folder OUT/MIXTURE: train.jsonl and eval.jsonl (questions),
+    demonstrations.jsonl (of questions of all classes), and untrained, a policy with random weights.
     """
     import jax
 
@@ -116,15 +121,17 @@ def write(out: Path, seed: int = 0) -> None:
                 out / name / f"{split}.jsonl",
                 ({"id": q.id, "question": q.text, "answer": q.answer[-1]} for q in found),
             )
-    generator = np.random.default_rng(seed)
-    asked = (chain.question(MIXTURES["wide"], "demo", seed, i).text for i in range(DEMONSTRATIONS))
-    rows(
-        out / "demonstrations.jsonl",
-        ({"question": q, "solution": demonstration(q, generator)} for q in asked),
-    )
     model = ModelConfig(vocab_size=len(VOCABULARY), heads=4, kv_heads=2, head_dim=16, **SHAPE)
-    save_hf(out / "untrained", transformer.init(model, jax.random.key(seed)), model)
-    save_tokenizer(out / "untrained", tokenizer())
+    asked = [chain.question(MIXTURES["wide"], "demo", seed, i).text for i in range(DEMONSTRATIONS)]
+    for name, counts in COUNTS.items():
+        generator = np.random.default_rng(seed)
+        shown = (demonstration(question, generator, counts) for question in asked)
+        rows(
+            out / name / "demonstrations.jsonl",
+            ({"question": q, "solution": text} for q, text in zip(asked, shown)),
+        )
+        save_hf(out / name / "untrained", transformer.init(model, jax.random.key(seed)), model)
+        save_tokenizer(out / name / "untrained", tokenizer())
 
 
 def get_config(variant: str = "") -> Config:
@@ -134,10 +141,10 @@ def get_config(variant: str = "") -> Config:
     config.data.task = "jsonl"
     config.data.train = f"runs/drafts/{mixture}/train.jsonl"
     config.data.eval = f"runs/drafts/{mixture}/eval.jsonl"
-    config.model.path = "runs/drafts/policy"
+    config.model.path = f"runs/drafts/{mixture}/policy"
     config.reward.verifier = "lab.comparison.drafts:correct"
     config.data.max_prompt_length = MIXTURES[mixture].max_prompt_tokens
-    config.sampler.max_new = MAX_NEW
+    config.sampler.max_new = MAX_NEW[mixture]
     config.driver.screen_prompts = 96
     config.driver.margin = 1.5
     config.driver.buffer_groups = 64

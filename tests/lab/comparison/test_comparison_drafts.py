@@ -18,7 +18,9 @@ def shown():
     """(question, demonstration) of each."""
     generator = np.random.default_rng(0)
     asked = [chain.question(drafts.MIXTURES["wide"], "demo", 0, i) for i in range(3000)]
-    return [(question, drafts.demonstration(question.text, generator)) for question in asked]
+    return [
+        (question, drafts.demonstration(question.text, generator, (2, 5))) for question in asked
+    ]
 
 
 def test_the_last_draft_decides(shown):
@@ -51,9 +53,9 @@ def test_a_response_is_a_token_a_character_or_tag(shown, tmp_path, monkeypatch):
     monkeypatch.setattr(drafts, "DEMONSTRATIONS", 5)
     drafts.write(tmp_path)
     assert len((tmp_path / "repairable" / "train.jsonl").read_text().splitlines()) == 20
-    _, model = load_hf(tmp_path / "untrained")
+    _, model = load_hf(tmp_path / "wide" / "untrained")
     assert model.vocab_size == len(drafts.VOCABULARY)
-    tokenizer = load_tokenizer(tmp_path / "untrained")
+    tokenizer = load_tokenizer(tmp_path / "wide" / "untrained")
     for _, text in shown[:50]:
         tokens = tokenizer.encode(text)
         tags = text.count(drafts.OPEN) + text.count(drafts.CLOSE)
@@ -67,4 +69,7 @@ def test_the_protocols_run_on_it(name, mixture):
     of_method = protocol.settings(methods.of(drafts.get_config(f"grpo,{mixture}")))
     for spec in protocol.methods:
         config = Variant(spec).of(of_method).validate()
-        assert f"/{mixture}/" in config.data.train and config.sampler.max_new == drafts.MAX_NEW
+        assert (
+            f"/{mixture}/" in config.data.train
+            and config.sampler.max_new == drafts.MAX_NEW[mixture]
+        )
