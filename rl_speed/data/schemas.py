@@ -389,8 +389,8 @@ def _named_question(
         }
     if not values:
         raise DataError(
-            f"{flag} names {' and '.join(map(repr, parts))}, but the row has no value under any of "
-            f"them; its fields are {sorted(item)}"
+            f"the row has no value under {' or '.join(map(repr, parts))}, which {flag} names; its "
+            f"fields are {sorted(item)}"
         )
     texts = {
         part.lower(): _question_text(_text(value) or value, part, item)[0]

@@ -40,8 +40,8 @@ def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
 
 
 class Allocation(Protocol):
-    """Estimates and budgets for `Screening`: it calls `allocate` before prompts are sampled, and
-    `observe` with the outcomes.
+    """Estimates and budgets for `Screening`, which calls `allocate` before samples of new prompts
+    are drawn, and `observe` later with their outcomes.
     """
 
     def allocate(

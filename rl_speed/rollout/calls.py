@@ -343,9 +343,10 @@ class CallPlan:
         """Returns (prompts that this call continues, those that wait, number of new prompts). New
         prompts raise the call to `config.in_flight` samples, as far as there is room.
 
-        In order of arrival, prompts continue until the call has no room for the next one's samples,
-        or the buffer none for its group; it and all later ones wait, and no new prompt starts. A
-        prompt takes one context for its new samples, and one for each unfinished sample.
+        Prompts continue in order of arrival. If the call has no room for the samples of one, or the
+        buffer no place for a group that this call may complete, it and all later ones wait, and no
+        new prompt starts. A prompt takes one context for all samples that it begins in this call,
+        and one for each sample that goes on.
         """
         going = []
         waiting = []

@@ -90,8 +90,8 @@ class CheckpointError(RuntimeError):
 
 
 class SaveError(RuntimeError):
-    """The run's last checkpoint, at its end or at a stop, could not be saved; or one of several
-    processes could not begin a save inside which the others wait.
+    """The run's last checkpoint, at its end or at a stop, could not be saved; or, at any save, one
+    of several processes could not begin it, and the others wait for that process inside it.
     """
 
     exit_status = 1

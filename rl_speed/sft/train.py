@@ -47,8 +47,8 @@ class Pieces:
     """Computes the loss of a batch. Each shard packs its rows into pieces (micro-batches).
 
     Attributes:
-      micro_tokens: about the tokens of a piece; 0: see `update.ragged.PieceShape.of`.
-      head_chunk: see `token_logprobs`.
+      micro_tokens: approximate number of tokens of a piece; 0: see `update.ragged.PieceShape.of`.
+      head_chunk: `chunk` of `token_logprobs`.
       sharing: if above 1, a piece computes the common prefix of all rows of the batch only once;
         see `update.step.UpdateConfig.sharing`.
     """
