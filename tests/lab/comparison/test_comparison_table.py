@@ -92,6 +92,33 @@ def test_modelled_time_charges_inference_and_update(runs):
     assert np.isnan(dataclasses.replace(runs[0], config=whole).batch)
 
 
+def test_modelled_time_charges_tokens_in_steps_of_a_reference(runs):
+    """1,000 tokens are drawn a step; 2,000 are trained on, and by the reference 4,000."""
+    one = runs[1]
+    for record in one.records:
+        record["train/tokens"] = 2000.0
+    one.charge = Charge(ratio=3.0, unit="tokens", batch=4000.0)
+    at, _ = one.curve("modelled")
+    assert one.trained == 2000
+    assert at[:2] == pytest.approx([0, 4 * (3 * 1000 + 2000) / (4 * 4000)])
+    assert np.isnan(dataclasses.replace(runs[0], charge=one.charge).curve("modelled")[0][-1])
+
+
+def test_what_a_method_is_compared_with():
+    specs = ["grpo_ada_loss@rule.n=4", "grpo_ada_loss@rule.n=8", "grpo", "rloo@rule.n=8", "rloo"]
+    known = {spec: spec for spec in specs}
+    baselines = {
+        "ada_seq_pos": "grpo_ada_loss@rule.n=4",
+        "band_grpo@rule.low=0.2": "grpo",
+        "rpo_grpo_paper": "grpo",
+        "speed_rloo@rule.n=8": "rloo@rule.n=8",
+        "speed_rloo@rule.n_init=8": "rloo",
+        "speed_dapo": None,
+        "dapo": None,
+    }
+    assert {spec: Variant(spec).find_baseline(known) for spec in baselines} == baselines
+
+
 def test_a_number_that_steps_lack_is_not_taken_for_zero(runs):
     records = [{"step": i, **({"a": 6.0} if i % 2 else {})} for i in range(9)]
     short = dataclasses.replace(runs[0], records=records)
