@@ -8,8 +8,8 @@ The same command goes on where the budget of the last one ended. All ablations a
 first seed, then with the second too, and so on, so that there are tables of everything early; each
 table is written as soon as there is a finished run for it. Tables that are to be in README.md are
 copied, with table.json and plot.png, to experiments/results/ablations/TASK/NAME, and whoever read
-them writes beside them, in found.txt, what was found: a line that begins with one of `LIKENESS`.
-Whether a paper's claim holds is said in experiments/results/protocols alone.
+them writes beside them, in found.txt, a line: what was found. Whether a paper's claim holds is said
+in experiments/results/protocols alone.
 """
 
 import importlib
@@ -45,7 +45,6 @@ ORDER = (
     "rpo_other_cache",
     "rpo_stability",
 )
-LIKENESS = ("As in the paper", "In part", "Otherwise", "Open")
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "ablations"
 BEGIN = "<!-- made by run_all.py --readme -->"
@@ -73,8 +72,8 @@ def minutes(name: str) -> str:
 def result(name: str, task: str) -> str:
     """What came out, the headline and a link to the table; "" where there is none.
 
-    Raises ValueError: there is a table without found.txt, or this does not begin with one of
-    `LIKENESS`, or one of the two files is damaged.
+    Raises ValueError: there is a table without found.txt, or this is not one line, or one of the
+    two files is damaged.
     """
     path = RESULTS / task / name / "table.json"
     if not path.exists():
@@ -84,18 +83,15 @@ def result(name: str, task: str) -> str:
         text = told.read_text(encoding="utf-8").strip() if told.exists() else ""
     except UnicodeDecodeError as error:
         raise ValueError(f"{told} is damaged: no UTF-8 text ({error})") from None
-    word, colon, why = text.partition(": ")
-    if word not in LIKENESS or not colon or "\n" in text:
-        raise ValueError(
-            f"{told} must be one line, {' or '.join(repr(v + ': ') for v in LIKENESS)} and why"
-        )
+    if not text or "\n" in text:
+        raise ValueError(f"{told} must be one line: what was found")
     link = f"../results/ablations/{task}/{name}/table.md"
     table = read_object(path, "restore it, or remove its folder")
     try:
         numbers = found(table)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    return f"**{word}** ({task}): {why} *{numbers}* ([table]({link}))"
+    return f"{task}: {text} *{numbers}* ([table]({link}))"
 
 
 def readme_table() -> str:

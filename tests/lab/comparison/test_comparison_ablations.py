@@ -164,15 +164,15 @@ def test_the_page_tells_what_was_found(load, tmp_path, monkeypatch):
     }
     (tmp_path / "chain" / "rpo_eps").mkdir(parents=True)
     (tmp_path / "chain" / "rpo_eps" / "table.json").write_text(json.dumps(numbers))
-    for told in (None, "It holds.", "In part", "In part: a\nb"):
+    for told in (None, " ", "a\nb"):
         if told:
             (tmp_path / "chain" / "rpo_eps" / "found.txt").write_text(told)
-        with pytest.raises(ValueError, match="found.txt must be one line, 'As in the paper: '"):
+        with pytest.raises(ValueError, match="found.txt must be one line: what was found"):
             everything.result("rpo_eps", "chain")
-    (tmp_path / "chain" / "rpo_eps" / "found.txt").write_text("In part: a is best.\n")
+    (tmp_path / "chain" / "rpo_eps" / "found.txt").write_text("a is best.\n")
     link = "[table](../results/ablations/chain/rpo_eps/table.md)"
     found = everything.result("rpo_eps", "chain")
-    wanted = f"**In part** (chain): a is best. *3 of 6 runs, final accuracy: a 0.500* ({link})"
+    wanted = f"chain: a is best. *3 of 6 runs, final accuracy: a 0.500* ({link})"
     assert found == wanted and wanted in everything.readme_table()
 
 
@@ -197,7 +197,7 @@ def test_the_page_tells_what_was_found(load, tmp_path, monkeypatch):
             b'{"headline": "x", "done": 1, "of": 1, "tables": [1]}',
             "table.json is damaged: its headline or its tables are not as `run` writes them",
         ),
-        ("found.txt", b"In part: \xff", "found.txt is damaged: no UTF-8 text"),
+        ("found.txt", b"\xff", "found.txt is damaged: no UTF-8 text"),
     ],
 )
 def test_damaged_results_are_named(load, tmp_path, monkeypatch, file, content, message):
@@ -206,7 +206,7 @@ def test_damaged_results_are_named(load, tmp_path, monkeypatch, file, content, m
     folder = tmp_path / "chain" / "rpo_eps"
     folder.mkdir(parents=True)
     (folder / "table.json").write_text("{}")
-    (folder / "found.txt").write_text("In part: it does.")
+    (folder / "found.txt").write_text("It does.")
     (folder / file).write_bytes(content)
     with pytest.raises(ValueError, match=f"^{re.escape(f'{folder}/{message}')}"):
         everything.readme_table()
