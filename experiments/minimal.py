@@ -73,8 +73,7 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> None:
 
         def loss(params):
             logprobs, _ = policy.sequence_logprobs(params, batch.tokens, model)
-            # "pg" uses these for metrics alone; losses of ratios, such as "ppo", divide by them.
-            sampled = batch.behaviour_logprobs
+            sampled = batch.behaviour_logprobs  # "pg" only reports them, "ppo" divides by them
             return policy_loss(logprobs, sampled, advantages, mask=batch.mask, loss="pg")[0]
 
         updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
@@ -87,8 +86,7 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> None:
             screened = f"prompts screened {driver.prompt_counts.screened}"
             print(f"step {step:3}  held-out accuracy {found.accuracy:.3f}  {screened}", flush=True)
         if step < steps:
-            # Calls screen new prompts and continue those that passed, until 16 groups are there.
-            # Screening samples may be older than `params`; "pg" takes them as the policy's.
+            # Screens and continues prompts until 16 groups are there; some samples are older.
             rollouts, _ = driver.next_groups(params, version=step)
             batch = build_batch(rollouts, DRIVER.groups * RULE.max_samples, width=PROMPT + RESPONSE)
             params, opt_state = update(params, opt_state, batch)

@@ -340,7 +340,7 @@ def test_options_and_several_parts_are_joined_as_named(tmp_path):
     )
     assert (
         report.bad == 1
-        and "config.data.question_field names 'hint' and 'problem', with no value"
+        and "no value under 'hint' or 'problem', which config.data.question_field names"
         in report.reasons[0]
     )
     rows[2]["hint"] = "Only a hint."

@@ -367,7 +367,8 @@ def test_fields_that_are_named():
     with pytest.raises(
         DataError,
         match=(
-            r"config\.data\.question_field names 'q\.txt', .*; the row has \['answer', .*'q\.text'"
+            r"no value under 'q\.txt', which config\.data\.question_field names; "
+            r"its fields are \['answer', .*'q\.text'"
         ),
     ):
         to_row(item, "f:1", Fields("q.txt"))
