@@ -19,7 +19,7 @@ class. The cold start trains on "demo" and is measured on "demo_eval".
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 
@@ -127,12 +127,15 @@ def digits_of(text: str) -> tuple[str, list[int]]:
     return operator, [int(digit) for digit in digits]
 
 
-def answer(text: str) -> str:
-    """Returns the correct answer to a question; raises ValueError for other text."""
+def answer(text: str, wrong: Container[int] = ()) -> str:
+    """Returns the running totals of a question, the correct answer unless some steps are `wrong`
+    (their indices): these write their misconception. Raises ValueError for other text.
+    """
     operator, (total, *rest) = digits_of(text)
     written = []
-    for digit in rest:
-        total = TABLES[operator](total, digit) % 10
+    for step, digit in enumerate(rest):
+        entry = (operator, total, digit)
+        total = misconception(*entry) if step in wrong else TABLES[operator](total, digit) % 10
         written.append(str(total))
     return "".join(written)
 
@@ -187,14 +190,12 @@ def demonstration(
     text = _text(generator, cls, spec.width, held=SPLITS[split][1])
     if cls.rambles:
         return text, "".join(map(str, generator.integers(0, 10, cls.rambles))), False
-    _, (total, *rest) = digits_of(text)
-    written = []
-    wrong = generator.random(len(rest)) < cls.noise
-    for mistaken, digit in zip(wrong, rest):
-        entry = (text[0], total, digit)
-        total = misconception(*entry) if mistaken else TABLES[text[0]](total, digit) % 10
-        written.append(str(total))
-    return text, "".join(written), True
+    return text, answer(text, draw_mistakes(generator, text, cls.noise)), True
+
+
+def draw_mistakes(generator: np.random.Generator, text: str, noise: float) -> np.ndarray:
+    """Draws the indices of a question's steps that are wrong, each with probability `noise`."""
+    return np.flatnonzero(generator.random(len(digits_of(text)[1]) - 1) < noise)
 
 
 def to_prompt(

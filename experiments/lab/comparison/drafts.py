@@ -63,18 +63,7 @@ def correct(response: str, answer: str, ended: bool) -> float:
 
 def demonstration(text: str, generator: np.random.Generator, counts: tuple[int, int]) -> str:
     """Returns a response to a question of `chain`, with the least and most drafts in `counts`."""
-    operator, (first, *rest) = chain.digits_of(text)
-    noise = next(noise for operators, noise in NOISE.items() if operator in operators)
-
-    def draft() -> str:
-        total, written = first, []
-        for digit in rest:
-            wrong = generator.random() < noise
-            right = chain.TABLES[operator](total, digit) % 10
-            total = chain.misconception(operator, total, digit) if wrong else right
-            written.append(str(total))
-        return "".join(written)
-
+    noise = next(noise for operators, noise in NOISE.items() if text[0] in operators)
     error = generator.random()
     limits = np.cumsum([NO_OPEN, NO_CLOSE, NO_ANSWER, TOO_LONG])
     no_open, no_close, no_answer, too_long = (
@@ -82,7 +71,7 @@ def demonstration(text: str, generator: np.random.Generator, counts: tuple[int, 
     )
     least, most = counts
     count = 2 * most if too_long else int(generator.integers(least, most + 1))
-    drafts = [draft() for _ in range(count)]
+    drafts = [chain.answer(text, chain.draw_mistakes(generator, text, noise)) for _ in range(count)]
     thought = NEXT.join(draft.ljust(WIDTH, chain.FILL) for draft in drafts)
     if generator.random() < FOREIGN:
         thought = thought.translate(str.maketrans(DIGITS, FOREIGN_DIGITS))
@@ -137,7 +126,7 @@ def write(out: Path, seed: int = 0) -> None:
 def get_config(variant: str = "") -> Config:
     """Returns the settings of a method (VARIANTS) on a mixture, in runs/drafts."""
     method, mixture = presets.choose(variant, VARIANTS)
-    config = presets.embedded()
+    config = presets.embedded(task="scratchpad")
     config.data.task = "jsonl"
     config.data.train = f"runs/drafts/{mixture}/train.jsonl"
     config.data.eval = f"runs/drafts/{mixture}/eval.jsonl"
@@ -145,9 +134,5 @@ def get_config(variant: str = "") -> Config:
     config.reward.verifier = "lab.comparison.drafts:correct"
     config.data.max_prompt_length = MIXTURES[mixture].max_prompt_tokens
     config.sampler.max_new = MAX_NEW[mixture]
-    config.driver.screen_prompts = 96
-    config.driver.margin = 1.5
-    config.driver.buffer_groups = 64
     config.evaluation.every = 5
-    config.evaluation.samples = 4
     return methods.apply(config, method)

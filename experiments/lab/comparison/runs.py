@@ -61,9 +61,9 @@ class Variant:
     def baseline(self) -> str | None:
         """The method that this one is compared with: rloo for speed_rloo, and likewise."""
         way, _, method = self.method.partition("_")
-        if way in ("speed", "forecast", "rpo"):
-            return method.removesuffix("_paper").removesuffix("_released")
-        return methods.BASELINES[self.method] if way in ("band", "ada") else None
+        if way in ("speed", "forecast"):
+            return method
+        return methods.BASELINES[self.method] if way in ("band", "ada", "rpo") else None
 
     def find_baseline(self, specs: Mapping[str, Any]) -> Any:
         """The value in `specs` of the baseline with the same changes, else without any, else of the
@@ -99,12 +99,12 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """What the modelled time T charges, in RL steps of a reference that draws what it trains on.
+    """Prices of the modelled time T. T = 1 is an RL step that generates as much as it trains on.
 
     Attributes:
       ratio: seconds of inference to those of an update, for as many samples or tokens.
-      unit: "samples" or "tokens", generated and trained on.
-      batch: of these, what a step of the reference trains on; None: what the run itself does.
+      unit: "samples" or "tokens".
+      batch: number of them that this RL step trains on; None: as many as the run's own steps.
     """
 
     ratio: float = 2.0
@@ -152,13 +152,13 @@ class Run:
 
     @property
     def trained(self) -> float:
-        """Mean of what a step trains on, in the unit of `charge`."""
+        """Mean number of samples or tokens (`charge.unit`) that a step trains on."""
         if self.charge.unit == "samples":
             return self.batch
         return float(self._tokens()[-1]) / len(self.records)
 
     def _tokens(self) -> np.ndarray:
-        """Tokens trained on up to each step, f64[steps]; NaN behind a step that does not tell."""
+        """Tokens trained on up to each step, f64[steps]; NaN once a step has no count."""
         return np.cumsum([r.get("train/tokens", np.nan) for r in self.records])
 
     @property
@@ -321,7 +321,7 @@ def twin(config: Config, folder: Path, home: Path) -> Path | None:
 
 
 def _end_with(parent: int) -> None:
-    """Asks this process to stop once its parent is gone, as after a signal to the parent alone."""
+    """Starts a thread that sends this process SIGTERM when its parent has ended."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -332,7 +332,9 @@ def _end_with(parent: int) -> None:
 
 
 def _train_below(parent: int, config: Config, folder: Path) -> bool:
-    """`train` in a process of a pool. Without its parent it saves and exits."""
+    """`train` in a process of a pool; after a stop without its parent, ends the process, which
+    would wait for work for ever.
+    """
     try:
         return train(config, folder)
     except Stopped:
