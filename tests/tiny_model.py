@@ -7,6 +7,7 @@ import json
 import jax
 
 from rl_speed.policy import ModelConfig, init, save_hf
+from rl_speed.policy.hf import all_entries, stored_tensor
 
 END_OF_TEXT = "<|endoftext|>"
 TURN = "<|turn|>"
@@ -67,3 +68,8 @@ def save_model(directory, generation=None, config=None, dtype="bfloat16", **toke
     save_hf(directory, params, shape, extra=extra, dtype=dtype)
     save_tokenizer(directory, **tokenizer)
     return directory
+
+
+def stored_tensors(params, config):
+    """Hugging Face's name of each tensor -> float32 array in its layout."""
+    return {e.name: stored_tensor(params, e, lora=config.lora) for e in all_entries(config)}

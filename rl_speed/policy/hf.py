@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -578,14 +578,6 @@ def stored_tensor(
             "float32 (config.logging.export_dtype)"
         )
     return np.ascontiguousarray(entry.tensor.store(host.astype(jnp.dtype(dtype))))
-
-
-def stored_tensors(
-    params: Mapping[str, Any], config: ModelConfig
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (Hugging Face name, float32 array in Hugging Face's layout) for every tensor."""
-    for entry in all_entries(config):
-        yield entry.name, stored_tensor(params, entry, lora=config.lora)
 
 
 def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[str, list[Entry]]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_model import stored_tensors
 
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import (
@@ -27,7 +28,6 @@ from rl_speed.policy import (
     token_logprobs,
 )
 from rl_speed.policy.config import Experts
-from rl_speed.policy.hf import stored_tensors
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample, sample_sharded
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -249,7 +249,7 @@ def test_logits_and_gradients_equal_transformers(pair):
     expected.backward()
     assert float(value) == pytest.approx(expected.item(), abs=1e-3)
     # By Hugging Face's names: every weight is compared.
-    found = dict(stored_tensors(gradients, pair.config))
+    found = stored_tensors(gradients, pair.config)
     expected = dict(stored_gradients(pair.theirs))
     assert found.keys() == expected.keys()
     for name, want in expected.items():

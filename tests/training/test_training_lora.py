@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tiny_model import stored_tensors
 from untimed import untimed
 
 from rl_speed.config.presets import embedded, tiny
@@ -14,7 +15,6 @@ from rl_speed.evaluation import source
 from rl_speed.evaluation.settings import resolve
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import load_hf
-from rl_speed.policy.hf import stored_tensors
 from rl_speed.runtime.checkpoint import CheckpointError
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.serving.policy import load_policy as serve_policy
@@ -48,7 +48,7 @@ def whole(tmp_path_factory):
 
 def weights_of(directory):
     params, config = load_hf(directory)
-    return dict(stored_tensors(params, config))
+    return stored_tensors(params, config)
 
 
 def test_adapters_alone_change_and_the_reference_is_the_policy_without_them(whole):
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_evaluated_and_served_as_its_export(whole, tmp_path):
     exported = weights_of(workdir / "policy")
     for found in (evaluated, serve_policy(bare)):
         assert step == 4 and found.model.lora.rank == 3
-        for name, tensor in stored_tensors(found.params, found.model):
+        for name, tensor in stored_tensors(found.params, found.model).items():
             np.testing.assert_allclose(exported[name], tensor, atol=1e-6, err_msg=name)
 
 
